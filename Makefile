@@ -1,0 +1,48 @@
+# Two commands for a newcomer: make demo, make test. Everything installs into .venv; nothing outside this folder is touched.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test check bench format clean
+
+demo: $(VENV)/.demo
+	@$(BIN)/python notebooks/run_demo.py
+
+check: $(VENV)/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/codespell
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/pytest -q tests/unit tests/fuzz
+
+test: check
+	$(BIN)/pytest tests/integration tests/attacks tests/notebooks
+
+bench: $(VENV)/.test
+	$(BIN)/python benchmarks/cells.py
+
+format: $(VENV)/.test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# A stamp for each set of packages, renewed when pyproject.toml changes.
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}: make PYTHON=python3.12 …"'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "the venv module is missing: apt install python3-venv"; exit 1; }
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.python pyproject.toml
+	@echo "installing into $(VENV) …"
+	@$(PIP) -e '.[demo]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.python pyproject.toml
+	@echo "installing what the tests need into $(VENV) …"
+	@$(PIP) -e '.[test]' -c tests/constraints.txt
+	@touch $@ $(VENV)/.demo

@@ -1,0 +1,139 @@
+"""``kcoral-gateway [serve] …`` and ``kcoral-gateway token add|list|revoke``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kcoral_gateway.auth import TokenStore
+from kcoral_gateway.config import Config, GiB, Limits, default_state_dir
+from kcoral_magic.errors import KCoralError
+from kcoral_magic.protocol import __version__
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser("kcoral-gateway", description="Runs notebook cells of others on this machine's GPUs.")
+    top.add_argument("--version", action="version", version=f"kcoral-gateway {__version__}")
+    top.add_argument("--state", type=Path, default=default_state_dir(), help="state folder (default: %(default)s)")
+    commands = top.add_subparsers(dest="command")
+    serve = commands.add_parser("serve", help="serve clients (the default)")
+    for where in (top, serve):
+        _serve_options(where)
+    token = commands.add_parser("token", help="who may come in").add_subparsers(dest="action", required=True)
+    token.add_parser("add", help="make a token; it is shown once").add_argument("name")
+    token.add_parser("list", help="names and ids of all tokens")
+    token.add_parser("revoke", help="forget a token").add_argument("token_id")
+    commands.add_parser("check", help="which isolation holds on this machine, and which GPUs it has")
+    return top
+
+
+def _serve_options(to: argparse.ArgumentParser) -> None:
+    # SUPPRESS: an option not given to `serve` must not overwrite one given before it.
+    add = to.add_argument
+    add("--host", default=argparse.SUPPRESS, help="address to listen on (127.0.0.1); 'none': the unix socket only")
+    add("--port", type=int, default=argparse.SUPPRESS, help="TCP port (7878; 0 picks a free one)")
+    add("--tls-cert", type=Path, default=argparse.SUPPRESS, help="certificate chain, PEM")
+    add("--tls-key", type=Path, default=argparse.SUPPRESS, help="its private key, PEM")
+    add("--insecure", action="store_true", default=argparse.SUPPRESS, help="beyond loopback without TLS")
+    add("--allow-host", action="append", default=argparse.SUPPRESS, help="a host name clients use; repeatable")
+    add("--sandbox", choices=["auto", "strict", "user", "none"], default=argparse.SUPPRESS, help="isolation (auto)")
+    add("--simulate-gpus", type=int, metavar="N", default=argparse.SUPPRESS, help="pretend to have N GPUs")
+    add("--memory-gib", type=float, default=argparse.SUPPRESS, help="memory of one worker (16)")
+    add("--workspace-gib", type=float, default=argparse.SUPPRESS, help="files of one session (8)")
+    add("--processes", type=int, default=argparse.SUPPRESS, help="processes and threads of one worker (2048)")
+    add("--embedded", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def config_of(options: argparse.Namespace) -> Config:
+    """Options to settings; what was not given keeps its default."""
+    given = vars(options)
+    limits = Limits()
+    return Config(
+        state_dir=options.state,
+        host=None if given.get("host") == "none" else given.get("host", "127.0.0.1"),
+        port=given.get("port", 7878),
+        tls_cert=given.get("tls_cert"),
+        tls_key=given.get("tls_key"),
+        is_insecure=given.get("insecure", False),
+        allowed_hosts=tuple(given.get("allow_host", ())),
+        sandbox=given.get("sandbox", "auto"),
+        simulate_gpus=given.get("simulate_gpus", 0),
+        is_embedded=given.get("embedded", False),
+        limits=Limits(
+            memory_bytes=int(given["memory_gib"] * GiB) if "memory_gib" in given else limits.memory_bytes,
+            workspace_bytes=int(given["workspace_gib"] * GiB) if "workspace_gib" in given else limits.workspace_bytes,
+            processes=given.get("processes", limits.processes),
+        ),
+    )
+
+
+async def _serve(config: Config) -> None:
+    from kcoral_gateway.app import Gateway
+
+    async with Gateway.start(config) as gateway:
+        where = f"{config.host}:{gateway.port}" if config.host else "no TCP port"
+        logging.getLogger(__name__).info("serving", extra={"address": where, "socket": str(config.socket_path)})
+        await gateway.until_stopped()
+
+
+def _token(store: TokenStore, options: argparse.Namespace) -> None:
+    match options.action:
+        case "add":
+            token = store.add(options.name)
+            print(token)
+            print("This is the only time it is shown. On the client: kcoral-magic connect URL", file=sys.stderr)
+        case "list":
+            for stored in store.stored():
+                made = datetime.fromtimestamp(stored.created_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+                print(f"{stored.token_id}  {stored.name:<24}  {made}")
+        case "revoke":
+            print(f"revoked {store.revoke(options.token_id).name}")
+
+
+def _check(config: Config) -> None:
+    from kcoral_gateway.app import find_devices, find_level
+
+    async def ask() -> None:
+        level, report = await find_level(config)
+        devices, why_none = await find_devices(config)
+        print(f"isolation: {level} ({report})")
+        print(f"GPUs: {len(devices)}{f' ({why_none})' if why_none else ''}")
+        for device in devices:
+            print(f"  {device.index}: {device.name}, {device.memory_bytes / GiB:.0f} GiB, {device.uuid}")
+
+    asyncio.run(ask())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The ``kcoral-gateway`` program."""
+    options = parser().parse_args(arguments)
+    config = config_of(options)
+    try:
+        match options.command:
+            case "token":
+                _token(TokenStore(config.tokens_path), options)
+            case "check":
+                _check(config)
+            case _:
+                from kcoral_gateway.logs import configure
+
+                configure()
+                run = asyncio.run
+                try:
+                    import uvloop
+
+                    run = uvloop.run
+                except ImportError:
+                    pass
+                run(_serve(config))
+    except KCoralError as error:
+        sys.exit(f"kcoral-gateway: {error}")
+
+
+if __name__ == "__main__":
+    main()

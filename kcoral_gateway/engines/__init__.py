@@ -1,0 +1,1 @@
+"""Who starts worker hosts on nodes. Placement and liveness only, never data."""

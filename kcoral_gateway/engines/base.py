@@ -1,0 +1,55 @@
+"""What the gateway needs of an engine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from kcoral_gateway.config import Device
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What fixes a worker's sandbox when it starts; a spare fits only its own shape."""
+
+    principal: str
+    devices: tuple[Device, ...] = ()
+    python: str = sys.executable
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A worker host that was started for somebody. It dials in with ``ticket``."""
+
+    ticket: str
+    is_spare: bool
+
+
+class Engine(Protocol):
+    """Starts worker hosts and finds GPUs."""
+
+    level: str
+    devices: tuple[Device, ...]
+
+    def reserve(self, principal: str, gpu_count: int) -> tuple[Device, ...]:
+        """Take that many free GPUs. Admission has counted them: they are there."""
+
+    def release(self, devices: tuple[Device, ...]) -> None:
+        """Give them back."""
+
+    async def start(self, shape: Shape) -> Lease:
+        """A worker host of this shape, a spare one if there is one."""
+
+    def keep_spare(self, shape: Shape) -> None:
+        """Start one more in the background for the principal's next session like this one."""
+
+    def drop(self, ticket: str) -> None:
+        """This host is no longer wanted, or has gone."""
+
+    def on_host_exit(self, callback: Callable[[str], None]) -> None:
+        """Call back with the ticket of each host process that has ended."""
+
+    async def close(self) -> None:
+        """End every host."""

@@ -1,0 +1,139 @@
+"""What the gateway remembers of a session and of an execution. Rules on single objects; ``service`` orchestrates."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from kcoral_gateway.config import Device
+from kcoral_gateway.execution.journal import Journal
+from kcoral_magic.errors import SessionShapeError
+from kcoral_magic.protocol import framing
+from kcoral_magic.protocol import messages as m
+
+
+class Link(Protocol):
+    """The gateway's end of one worker host's connection."""
+
+    def send(self, body: object, buffers: Sequence[framing.Buffer] = ()) -> None:
+        """Send a message."""
+
+    def close(self) -> None:
+        """End the host: it ends its worker when its gateway hangs up."""
+
+
+@dataclass
+class Worker:
+    """A worker as the gateway sees it: on its way, ready, or gone with a cause."""
+
+    ticket: str
+    ready: asyncio.Future[Link]
+    start_ms: float = 0.0
+    gone: str | None = None
+    is_ending: bool = False
+
+
+@dataclass
+class Execution:
+    """One body. ``watchers`` are called when its journal grew."""
+
+    execution_id: str
+    principal: str
+    session: str
+    journal: Journal
+    digest: bytes
+    message: m.Execute
+    source: bytes
+    started_s: float  # Unix time
+    done: asyncio.Future[None]
+    stopped: asyncio.Future[None]
+    watchers: set[Callable[[], None]] = field(default_factory=set)
+    has_timed_out: bool = False
+    is_sent: bool = False
+    other_bytes: int = 0  # of displays, to bound what one execution may keep on disk
+    displays_cut: int = 0
+
+    def emit(self, body: m.EventBody, buffers: Sequence[framing.Buffer] = ()) -> None:
+        """Journal an event and wake the readers."""
+        self.journal.append(body, buffers)
+        for wake in self.watchers:
+            wake()
+
+    def emit_quietly(self, body: m.EventBody) -> None:
+        """Journal an event that readers may get together with the next one: it saves a wake-up on every cell."""
+        self.journal.append(body)
+
+    def finish(
+        self, status: Literal["ok", "error", "interrupted", "failed"], code: str = "", message: str = ""
+    ) -> None:
+        """End it, once."""
+        if not self.journal.is_finished:
+            self.emit(m.Finished(status, 0.0, code, message))
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+State = Literal["new", "queued", "starting", "idle", "running", "lost"]
+
+
+@dataclass
+class Session:
+    """A named execution context of one principal."""
+
+    principal: str
+    name: str
+    client_id: str
+    gpus: int | None  # how many it was asked with; None until a first cell says or the default applies
+    created_s: float
+    python: str = sys.executable
+    state: State = "new"
+    queue: deque[Execution] = field(default_factory=deque)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    current: Execution | None = None
+    devices: tuple[Device, ...] | None = None
+    worker: Worker | None = None
+    side_worker: Worker | None = None  # of a --fresh execution
+    lost: str | None = None  # why its state is gone, until the next cell has said so
+    executions: int = 0
+    has_state: bool = False
+    idle_since_s: float = 0.0
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it outlives its client."""
+        return not self.name.startswith("~")
+
+    @property
+    def shown_name(self) -> str:
+        """What people call it; a client's own session has no name."""
+        return self.name if self.is_named else ""
+
+    def reshape(self, gpus: int | None) -> bool:
+        """Take an explicit shape. Whether the placement must change.
+
+        Raises:
+            SessionShapeError: It has another shape and holds state.
+        """
+        if gpus is None or gpus == self.gpus:
+            return False
+        if self.gpus is None:
+            self.gpus = gpus
+            return False
+        if self.has_state or self.current is not None or self.queue:
+            name = f"session {self.name!r}" if self.is_named else "this notebook's session"
+            raise SessionShapeError(
+                f"{name} holds state on {self.gpus} GPU{'s' if self.gpus != 1 else ''}, the cell asks for {gpus}: "
+                f"use --session NAME for another one beside it, or %kcoral restart --gpus {gpus} to begin anew"
+            )
+        self.gpus = gpus
+        return True
+
+
+def gpu_message(device: Device, session: str = "") -> m.Gpu:
+    """A GPU as it is shown to clients."""
+    return m.Gpu(device.uuid, device.name, device.index, device.memory_bytes, device.is_simulated, session)

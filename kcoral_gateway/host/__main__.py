@@ -1,0 +1,31 @@
+"""``python -m kcoral_gateway.host [inventory|check LEVEL UID]``: a worker host, or one question about this machine."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+
+def main() -> None:
+    """Serve one worker (a ``HostSpec`` on standard input), or print JSON and end."""
+    match sys.argv[1:]:
+        case []:
+            from kcoral_gateway.host.main import main as serve
+
+            serve()
+        case ["inventory"]:
+            from kcoral_gateway.host.devices import inventory
+
+            gpus, reason = inventory()
+            print(msgspec.json.encode({"gpus": gpus, "reason": reason}).decode())
+        case ["check", level, uid]:
+            from kcoral_gateway.host.check import check, versions
+
+            print(msgspec.json.encode(check(level, int(uid)) | {"versions": versions()}).decode())
+        case other:
+            sys.exit(f"expected nothing, 'inventory' or 'check LEVEL UID', got {' '.join(other)!r}")
+
+
+if __name__ == "__main__":
+    main()

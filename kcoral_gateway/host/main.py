@@ -1,0 +1,454 @@
+"""The worker host's loop: one worker, one gateway, one thread.
+
+It reads the worker's pipes and channel, numbers nothing and keeps nothing: what a cell produced goes to the gateway at
+once, in order. Everything the worker sends is checked as a stranger's bytes. A host whose gateway has gone ends its
+worker and itself: taking up again (``orphan_s`` of the map) comes with adoption.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from types import FrameType
+from typing import assert_never
+
+from kcoral_gateway.config import HostSpec
+from kcoral_gateway.host import processes, sandbox
+from kcoral_gateway.host.launch import Worker, launch
+from kcoral_gateway.host.output import OutputBatcher, StreamName
+from kcoral_magic.errors import KCoralError, ProtocolError
+from kcoral_magic.protocol import framing
+from kcoral_magic.protocol import messages as m
+
+_READ_BYTES = 256 * 1024
+_BACKLOG_BYTES = 4 * 1024 * 1024  # to the gateway; above it the worker is not read, so it blocks in its own writes
+_MEMORY_EVERY_S = 0.1
+_START_S = 60.0  # a cold interpreter on a slow disk
+_FREE_BYTES = 32 * 1024 * 1024  # of an execution's text at full speed …
+_FLOOD_BYTES_PER_S = 64 * 1024 * 1024  # … and then this much: a flood must not take the gateway from other sessions
+_FRAME = re.compile(r'File "([^"]{1,300})", line (\d{1,9}) in (.{1,200})')
+_CELL = re.compile(r"<ipython-input-(\d+)-[0-9a-f]+>")
+
+
+class _Gone(Exception):
+    """Leave the loop: nothing more can come from the worker or the gateway."""
+
+
+class Host:
+    """One worker's life."""
+
+    def __init__(self, spec: HostSpec, gateway: socket.socket) -> None:
+        self._spec = spec
+        self._gateway = gateway
+        self._worker: Worker = launch(spec)
+        self._began_s = time.monotonic()
+        self._selector = selectors.DefaultSelector()
+        self._from_worker = framing.Decoder[m.FromWorker](m.FromWorker)
+        self._worker_splitter = framing.StreamSplitter()
+        self._from_gateway = framing.Decoder[m.ToHost](m.ToHost)
+        self._gateway_splitter = framing.StreamSplitter()
+        self._backlog: deque[memoryview] = deque()
+        self._backlog_bytes = 0
+        self._is_reading = True
+        self._batcher = OutputBatcher()
+        self._execution = ""  # the running one, or the last one
+        self._is_running = False
+        self._is_ready = False
+        self._run_ticks = 0
+        self._stream_bytes = 0
+        self._flood_until_s = 0.0
+        self._interrupted_s: float | None = None
+        self._has_asked_where = False
+        self._next_memory_s = 0.0
+        self._peak_bytes = 0
+        self._verdict: tuple[str, str] | None = None
+        self._fault_text = ""
+
+    def serve(self) -> None:
+        """Run until the worker or the gateway is gone; leaves no process behind."""
+        worker = self._worker
+        try:
+            self._gateway.setblocking(False)
+            self._selector.register(self._gateway, selectors.EVENT_READ, "gateway")
+            self._watch_worker(True)
+            while True:
+                self._turn()
+        except _Gone:
+            pass
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending already
+            worker.kill()
+            self._last_words()
+            worker.close()
+
+    # ── the loop ──
+
+    def _watch_worker(self, wanted: bool) -> None:
+        worker = self._worker
+        for what, name in (
+            (worker.channel.fileno(), "channel"),
+            (worker.stdout, "stdout"),
+            (worker.stderr, "stderr"),
+            (worker.fault, "fault"),
+        ):
+            if wanted:
+                self._selector.register(what, selectors.EVENT_READ, name)
+            elif what in self._selector.get_map():
+                self._selector.unregister(what)
+        self._is_reading = wanted
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        ready = self._selector.select(self._timeout(now))
+        names = {key.data: mask for key, mask in ready}
+        now = time.monotonic()
+        # Channel before pipes: a worker sends on its channel only when both pipes are empty, so bytes that are in a
+        # pipe now were written after it. One read each: what arrives meanwhile waits for the next turn.
+        if "channel" in names:
+            self._read_channel(now)
+        for name in ("stdout", "stderr"):
+            if name in names:
+                self._read_pipe(name, now)
+        if "fault" in names:
+            self._read_fault(now)
+        mask = names.get("gateway", 0)
+        if mask & selectors.EVENT_WRITE:
+            self._flush_backlog()
+        if mask & selectors.EVENT_READ:
+            self._read_gateway()
+        self._timers(now)
+
+    def _timeout(self, now: float) -> float:
+        wake = now + (_MEMORY_EVERY_S if self._is_running else 1.0)
+        if (due := self._batcher.due_s) is not None:
+            wake = min(wake, due)
+        if not self._is_reading and self._flood_until_s > now:
+            wake = min(wake, self._flood_until_s)
+        return max(0.0, wake - now)
+
+    def _timers(self, now: float) -> None:
+        due = self._batcher.due_s
+        if due is not None and now >= due:
+            self._emit_output(self._batcher.take(now))
+        if now >= self._next_memory_s:
+            self._next_memory_s = now + _MEMORY_EVERY_S
+            self._check_memory()
+            if self._worker.process.poll() is not None:
+                raise _Gone
+        if not self._is_ready and now - self._began_s > _START_S:
+            self._verdict = ("lost", f"the worker did not start within {_START_S:.0f} s")
+            raise _Gone
+        if self._interrupted_s is not None and not self._has_asked_where:
+            if now - self._interrupted_s >= self._spec.interrupt_patience_s:
+                self._has_asked_where = True
+                self._fault_text = ""
+                pid = self._worker.pid
+                processes.send_signal([] if pid is None else [pid], signal.SIGUSR1)
+        wanted = self._backlog_bytes < _BACKLOG_BYTES and now >= self._flood_until_s
+        if wanted != self._is_reading:
+            self._watch_worker(wanted)
+
+    # ── the worker ──
+
+    def _read_channel(self, now: float) -> None:
+        try:
+            data = self._worker.channel.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            raise _Gone
+        try:
+            for frame in self._worker_splitter.feed(data):
+                message = self._from_worker.decode(frame)
+                if message is not None:
+                    self._handle(message, now)
+        except ProtocolError as error:
+            self._verdict = ("lost", f"the worker broke the protocol and was ended: {error}")
+            raise _Gone from None
+
+    def _handle(self, message: framing.Message[m.FromWorker], now: float) -> None:
+        body, buffers = message.body, message.buffers
+        if not self._is_ready:
+            if not isinstance(body, m.Ready):
+                raise ProtocolError(f"the first message is Ready, got {type(body).__name__}")
+            self._is_ready = True
+            self._send(m.HostReady(body.python, (now - self._began_s) * 1000))
+            return
+        self._emit_output(self._batcher.take(now))
+        match body:
+            case m.Ready():
+                raise ProtocolError("Ready came twice")
+            case m.Ended():
+                self._ended(body, now)
+            case m.Display(mimes=mimes) | m.Result(mimes=mimes):
+                if len(buffers) != len(mimes) + 1:
+                    raise ProtocolError(f"a bundle of {len(mimes)} types has {len(buffers)} buffers")
+                self._emit(body, buffers)
+            case m.Error():
+                if len(buffers) != 3:
+                    raise ProtocolError(f"an Error has 3 buffers, got {len(buffers)}")
+                self._emit(body, buffers)
+            case m.ClearOutput():
+                self._emit(body, buffers)
+            case _:
+                assert_never(body)
+
+    def _ended(self, body: m.Ended, now: float) -> None:
+        if not self._is_running:
+            raise ProtocolError("Ended came while nothing ran")
+        self._emit_output(self._batcher.finish(now))
+        if self._interrupted_s is not None:
+            self._end_children()
+        self._is_running = False
+        self._interrupted_s = None
+        self._emit(m.Finished(body.status, max(0.0, body.elapsed_ms)))
+        if body.poison:
+            self._send(m.Replace(body.poison))
+
+    def _end_children(self) -> None:
+        """What an interrupted cell had started ends with it; what earlier cells left running stays."""
+        worker = self._worker.pid
+        late = [
+            pid for pid in self._worker.below() if pid != worker and processes.started_ticks(pid) >= self._run_ticks
+        ]
+        processes.send_signal(late, signal.SIGKILL)
+
+    def _read_pipe(self, name: StreamName, now: float) -> None:
+        descriptor = self._worker.stdout if name == "stdout" else self._worker.stderr
+        try:
+            data = os.read(descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:  # every writer has closed it; the channel says the rest
+            self._selector.unregister(descriptor)
+            return
+        if not self._execution:
+            return  # what the interpreter says while it starts is nobody's cell
+        self._batcher.feed(name, data)
+        self._stream_bytes += len(data)
+        if self._stream_bytes > _FREE_BYTES:
+            self._flood_until_s = max(now, self._flood_until_s) + len(data) / _FLOOD_BYTES_PER_S
+
+    def _emit_output(self, parts: list[tuple[StreamName, bytes]]) -> None:
+        for name, text in parts:
+            self._emit(m.Stream(name, not self._is_running), (text,))
+
+    def _read_fault(self, now: float) -> None:
+        try:
+            data = os.read(self._worker.fault, 16 * 1024)
+        except BlockingIOError:
+            return
+        if not data:
+            self._selector.unregister(self._worker.fault)
+            return
+        self._fault_text = (self._fault_text + data.decode("utf-8", "replace"))[: 32 * 1024]
+        if self._interrupted_s is not None and self._is_running and _FRAME.search(self._fault_text):
+            self._emit(m.Stuck(now - self._interrupted_s, where(self._fault_text)))
+            self._fault_text = ""
+
+    def _check_memory(self) -> None:
+        worker, limit = self._worker, self._spec.limits.memory_bytes
+        pids = worker.below()
+        used = processes.memory_bytes(pids, limit_bytes=limit)
+        if worker.is_boxed and pids:
+            used += processes.files_bytes(worker.init, ("/tmp", "/dev/shm", sandbox.WORKSPACE))
+        self._peak_bytes = max(self._peak_bytes, used)
+        if used > limit:
+            self._verdict = (
+                "lost",
+                f"the worker used {used / 2**30:.2f} GiB of memory, its limit is {limit / 2**30:.2f} GiB "
+                "(files in /tmp, /dev/shm and the workspace count): it was ended",
+            )
+            raise _Gone
+
+    # ── the gateway ──
+
+    def _read_gateway(self) -> None:
+        try:
+            data = self._gateway.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            raise _Gone
+        for frame in self._gateway_splitter.feed(data):
+            message = self._from_gateway.decode(frame)
+            if message is not None:
+                self._obey(message)
+
+    def _obey(self, message: framing.Message[m.ToHost]) -> None:
+        match message.body:
+            case m.Run(execution_id=execution_id):
+                # What earlier cells' threads wrote is theirs: send it before the name changes.
+                self._emit_output(self._batcher.take(time.monotonic()))
+                self._execution = execution_id
+                self._is_running = True
+                self._run_ticks = processes.now_ticks()
+                self._stream_bytes = 0
+                self._has_asked_where = False
+                self._to_worker(framing.pack(framing.encode(message.body, message.buffers)))
+            case m.Stop(execution_id=execution_id, kill=kill):
+                if self._is_running and execution_id == self._execution:
+                    self._stop(kill)
+            case m.Shutdown():
+                raise _Gone
+            case _:
+                assert_never(message.body)
+
+    def _stop(self, kill: bool) -> None:
+        if kill:
+            self._verdict = ("lost", "the worker was killed as asked")
+            raise _Gone
+        if self._interrupted_s is None:
+            self._interrupted_s = time.monotonic()
+        worker = self._worker.pid
+        below = self._worker.below()
+        started = [pid for pid in below if pid != worker and processes.started_ticks(pid) >= self._run_ticks]
+        processes.send_signal(started, signal.SIGINT)
+        processes.send_signal([] if worker is None else [worker], signal.SIGINT)
+
+    def _to_worker(self, data: bytes) -> None:
+        channel = self._worker.channel
+        channel.setblocking(True)  # the worker is idle: it reads at once
+        channel.settimeout(10.0)
+        try:
+            channel.sendall(data)
+        except OSError:
+            raise _Gone from None
+        finally:
+            channel.setblocking(False)
+
+    def _emit(self, body: m.EventBody, buffers: tuple[framing.Buffer, ...] = ()) -> None:
+        if self._execution:
+            self._send(m.Emit(self._execution, body), buffers)
+
+    def _send(self, body: object, buffers: tuple[framing.Buffer, ...] = ()) -> None:
+        data = memoryview(framing.pack(framing.encode(body, buffers)))
+        if not self._backlog:
+            try:
+                data = data[self._gateway.send(data) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                raise _Gone from None
+            if not data:
+                return
+            self._selector.modify(self._gateway, selectors.EVENT_READ | selectors.EVENT_WRITE, "gateway")
+        self._backlog.append(data)
+        self._backlog_bytes += len(data)
+
+    def _flush_backlog(self) -> None:
+        while self._backlog:
+            data = self._backlog[0]
+            try:
+                sent = self._gateway.send(data)
+            except BlockingIOError:
+                return
+            except OSError:
+                raise _Gone from None
+            self._backlog_bytes -= sent
+            if sent < len(data):
+                self._backlog[0] = data[sent:]
+                return
+            self._backlog.popleft()
+        self._selector.modify(self._gateway, selectors.EVENT_READ, "gateway")
+
+    # ── the end ──
+
+    def _last_words(self) -> None:
+        """Send what the dead worker still had in its pipes, and why it is dead."""
+        worker = self._worker
+        worker.process.wait()
+        try:
+            for name, descriptor in (("stdout", worker.stdout), ("stderr", worker.stderr)):
+                self._drain(name, descriptor)  # type: ignore[arg-type]  # the literals above
+            self._emit_output(self._batcher.finish(time.monotonic()))
+            self._drain_fault()
+            code, message = self._verdict or ("lost", self._cause())
+            self._send(m.Gone(code, message))
+            self._gateway.setblocking(True)
+            self._gateway.settimeout(5.0)
+            for data in self._backlog:
+                self._gateway.sendall(data)
+        except (_Gone, OSError):  # the gateway has gone too: nobody is left to tell
+            pass
+
+    def _drain(self, name: StreamName, descriptor: int) -> None:
+        left = 4 * 1024 * 1024
+        while self._execution and left > 0:
+            try:
+                data = os.read(descriptor, _READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                return
+            left -= len(data)
+            self._batcher.feed(name, data)
+
+    def _drain_fault(self) -> None:
+        try:
+            self._fault_text += os.read(self._worker.fault, 16 * 1024).decode("utf-8", "replace")
+        except BlockingIOError:
+            pass
+
+    def _cause(self) -> str:
+        code = self._worker.process.returncode
+        number = -code if code < 0 else code - 128
+        place = where(self._fault_text) if _FRAME.search(self._fault_text) else ""
+        at = f" at {place}" if place else ""
+        if not self._is_ready:
+            return f"the worker did not start (exit code {code})"
+        if 0 < number < 65:
+            name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+            hint = {
+                "SIGKILL": "by itself, or by the system when memory ran out",
+                "SIGSEGV": "a crash in native code",
+                "SIGABRT": "native code gave up",
+                "SIGBUS": "a crash in native code, or a full /dev/shm",
+            }.get(name, "")
+            return f"the worker was ended by {name}{f' ({hint})' if hint else ''}{at}"
+        return f"the worker ended itself with exit code {code}{at}"
+
+
+def where(fault_text: str) -> str:
+    """The innermost line of the user's own code in faulthandler's text, as the notebook names it."""
+    frames = _FRAME.findall(fault_text)
+    for path, line, function in frames:
+        if cell := _CELL.fullmatch(path):
+            inside = "" if function == "<module>" else f", in {function}"
+            return f"Cell In[{cell[1]}], line {line}{inside}"
+    path, line, function = frames[0]
+    return f"{os.path.basename(path)}, line {line}, in {function}"
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise _Gone
+
+
+def main() -> None:
+    """Read a ``HostSpec`` from standard input, dial the gateway, serve."""
+    import msgspec
+
+    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the gateway's terminal is the gateway's to handle
+    spec = msgspec.json.decode(sys.stdin.buffer.read(), type=HostSpec)
+    gateway = socket.socket(socket.AF_UNIX)
+    gateway.connect(spec.socket)
+    gateway.sendall(framing.pack(framing.encode(m.HostHello(spec.ticket))))
+    try:
+        host = Host(spec, gateway)
+    except _Gone:
+        return
+    except (KCoralError, OSError) as error:
+        gateway.sendall(framing.pack(framing.encode(m.Gone("no_sandbox", f"the worker did not start: {error}"))))
+        return
+    host.serve()

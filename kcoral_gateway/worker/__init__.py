@@ -1,0 +1,1 @@
+"""The program inside the sandbox: the only place where user code runs."""

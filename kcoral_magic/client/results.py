@@ -1,0 +1,191 @@
+"""What comes back from an execution, and how a remote error becomes an exception here."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kcoral_magic.errors import KCoralError, RemoteError, from_code
+from kcoral_magic.protocol import bundle, framing
+from kcoral_magic.protocol import messages as m
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class Reconnecting:
+    """The connection is gone; the cell goes on. ``error`` is the last attempt's."""
+
+    lost_s: float
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Reconnected:
+    """The connection is back after ``lost_s``; what was missed follows."""
+
+    lost_s: float
+
+
+@dataclass(frozen=True)
+class Output:
+    """One event of an execution as its reader gets it. ``number`` is 0 for what the client itself has to say."""
+
+    number: int
+    body: m.EventBody | m.Skip | Reconnecting | Reconnected
+    buffers: Sequence[framing.Buffer] = ()
+
+    @property
+    def text(self) -> str:
+        """A stream's text."""
+        return bytes(self.buffers[0]).decode("utf-8", "replace") if isinstance(self.body, m.Stream) else ""
+
+    @property
+    def size(self) -> int:
+        """Buffer bytes, for the credit."""
+        return sum(len(buffer) for buffer in self.buffers)
+
+
+@dataclass
+class Result:
+    """A finished execution.
+
+    Attributes:
+        stdout, stderr: The text, with a line that counts what the view left out.
+        value: The MIME bundle of the last expression, or ``None``.
+        displays: The MIME bundles that were displayed, in order.
+        skipped_bytes: Text that the view left out.
+        elapsed_ms: Time in the worker.
+    """
+
+    execution_id: str
+    stdout: str = ""
+    stderr: str = ""
+    value: dict[str, object] | None = None
+    displays: list[dict[str, object]] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    skipped_bytes: int = 0
+    elapsed_ms: float = 0.0
+
+    @property
+    def text(self) -> str | None:
+        """The last expression's value as text."""
+        return None if self.value is None else str(self.value.get("text/plain", ""))
+
+
+class Collector:
+    """Gathers outputs into a ``Result``, and knows which exception it ends with."""
+
+    def __init__(self, execution_id: str) -> None:
+        self.result = Result(execution_id)
+        self.finished: m.Finished | None = None
+        self._error: tuple[m.Error, Sequence[framing.Buffer]] | None = None
+        self._text: dict[str, list[str]] = {"stdout": [], "stderr": []}
+
+    def take(self, output: Output) -> None:
+        """The next output."""
+        result, body = self.result, output.body
+        match body:
+            case m.Stream(name=name):
+                self._text[name].append(output.text)
+            case m.Display(mimes=mimes):
+                result.displays.append(bundle.unpack(mimes, output.buffers)[0])
+            case m.Result(mimes=mimes):
+                result.value = bundle.unpack(mimes, output.buffers)[0]
+            case m.Notice(text=text):
+                result.notices.append(text)
+            case m.Skip(stream_bytes=stream_bytes, lines=lines):
+                result.skipped_bytes += stream_bytes
+                self._text["stdout"].append(f"\n{skipped_text(stream_bytes, lines)}\n")
+            case m.Error():
+                self._error = (body, output.buffers)
+            case m.Finished():
+                self.finished = body
+                result.elapsed_ms = body.elapsed_ms
+                result.stdout, result.stderr = ("".join(self._text[name]) for name in ("stdout", "stderr"))
+            case _:
+                pass
+
+    def exception(self) -> BaseException | None:
+        """What the execution raises here; ``None`` if it went well."""
+        finished = self.finished
+        if finished is None or finished.status == "ok":
+            return None
+        if finished.status == "failed":
+            return with_id(from_code(finished.code, finished.message), self.result.execution_id)
+        if self._error is None:
+            if finished.status == "interrupted":
+                return KeyboardInterrupt("the cell was interrupted before it began")
+            return with_id(RemoteError("Error", "the cell failed and did not say why"), self.result.execution_id)
+        return exception_of(*self._error, self.result.execution_id)
+
+
+def skipped_text(stream_bytes: int, lines: int) -> str:
+    """The line that stands for what a view left out."""
+    return f"[… {stream_bytes:,} bytes in {lines:,} lines not shown: %kcoral output has them …]"
+
+
+def with_id(error: KCoralError, execution_id: str) -> KCoralError:
+    """``error`` with the id that the gateway's log knows it by."""
+    error.__dict__["execution_id"] = execution_id
+    return error
+
+
+def exception_of(error: m.Error, buffers: Sequence[framing.Buffer], execution_id: str) -> BaseException:
+    """A remote error as an exception of this process.
+
+    Its own type only if that is loaded here already and is an ``Exception`` (or KeyboardInterrupt after an
+    interrupt), made without running its ``__init__`` or ``__new__``: what a stranger names must not run code here.
+    """
+    text, traceback, args_json = (bytes(buffer).decode("utf-8", "replace") for buffer in buffers)
+    made = _make(error, text, _args(args_json))
+    made.__dict__.update(
+        execution_id=execution_id,
+        remote_traceback=traceback,
+        _render_traceback_=lambda: traceback.split("\n"),
+    )
+    made.__notes__ = [*getattr(made, "__notes__", ()), "Remote traceback:\n" + _ANSI.sub("", traceback)]
+    return made
+
+
+def _args(args_json: str) -> tuple[Any, ...] | None:
+    try:
+        args = json.loads(args_json) if args_json else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(args, list) or not all(isinstance(arg, str | int | float | bool | None) for arg in args):
+        return None
+    return tuple(args)
+
+
+def _make(error: m.Error, text: str, args: tuple[Any, ...] | None) -> BaseException:
+    cls = _loaded_type(error)
+    if cls is None:
+        return RemoteError(error.ename, text)
+    # The nearest built-in ancestor's __new__ is C code that only allocates; a user's __new__ is never called.
+    allocate = next(base for base in cls.__mro__ if base.__module__ == "builtins").__new__
+    try:
+        made: BaseException = allocate(cls, *(args if args is not None else (text,)))
+        made.args = args if args is not None else (text,)
+        if str(made) != text:
+            shown = type(cls.__name__, (cls,), {"__str__": lambda self: text, "__module__": cls.__module__})
+            made = allocate(shown, *made.args)
+            made.args = args if args is not None else (text,)
+    except Exception:  # noqa: BLE001 - a type with its own rules for subclasses or attributes is shown by name
+        return RemoteError(error.ename, text)
+    return made
+
+
+def _loaded_type(error: m.Error) -> type[BaseException] | None:
+    found: Any = sys.modules.get(error.module)
+    for part in error.qualname.split("."):
+        found = vars(found).get(part) if hasattr(found, "__dict__") else None
+    if not isinstance(found, type):
+        return None
+    if issubclass(found, Exception) and not issubclass(found, KCoralError):
+        return found
+    return KeyboardInterrupt if found is KeyboardInterrupt and error.is_interrupt else None

@@ -1,0 +1,234 @@
+"""``Client``: the same methods as ``AsyncClient`` for code without an event loop.
+
+No logic: an event loop runs in a thread of its own, calls go there, outputs come back through a queue that the
+caller's thread waits on (interruptible by Ctrl-C).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+from kcoral_magic.client.aio import EVERYTHING, AsyncClient, AsyncExecution, AsyncSession, new_id
+from kcoral_magic.client.results import Collector, Output, Result
+from kcoral_magic.protocol import messages as m
+
+T = TypeVar("T")
+_WAKE_S = 1.0  # a blocking wait on Windows cannot be interrupted; a bounded one can, between two rounds
+_ACK_BYTES = 256 * 1024
+
+
+class _Loop:
+    """An event loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="kcoral-client", daemon=True)
+        self._thread.start()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it there and wait for it here."""
+        future = self.start(coroutine)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run it there."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(5.0)
+        self.loop.close()
+
+
+class Client:
+    """A connection to one gateway; arguments as for ``AsyncClient``. Close it, or use it as a context manager."""
+
+    def __init__(self, url: str | None = None, **options: Any) -> None:
+        self._loop = _Loop()
+        self.aio = AsyncClient(url, **options)
+
+    def __enter__(self) -> Client:
+        self.connect()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def connect(self) -> m.Welcome:
+        """As ``AsyncClient.connect``."""
+        return self._loop.call(self.aio.connect())
+
+    def close(self) -> None:
+        """End this client's own session and leave."""
+        self._loop.call(self.aio.close())
+        self._loop.stop()
+
+    def disconnect(self) -> None:
+        """Leave; every session stays."""
+        self._loop.call(self.aio.disconnect())
+        self._loop.stop()
+
+    def session(self, name: str = "", *, gpus: int | Literal["all"] | None = None) -> Session:
+        """As ``AsyncClient.session``."""
+        return Session(self, self.aio.session(name, gpus=gpus))
+
+    def sessions(self) -> tuple[m.SessionInfo, ...]:
+        """As ``AsyncClient.sessions``."""
+        return self._loop.call(self.aio.sessions())
+
+    def gpus(self) -> m.GpuList:
+        """As ``AsyncClient.gpus``."""
+        return self._loop.call(self.aio.gpus())
+
+    def executions(self, session: str = "") -> tuple[m.ExecutionInfo, ...]:
+        """As ``AsyncClient.executions``."""
+        return self._loop.call(self.aio.executions(session))
+
+    def restart(self, session: str = "", gpus: int | Literal["all"] | None = None) -> None:
+        """As ``AsyncClient.restart``."""
+        self._loop.call(self.aio.restart(session, gpus))
+
+    def close_session(self, session: str = "") -> None:
+        """As ``AsyncClient.close_session``."""
+        self._loop.call(self.aio.close_session(session))
+
+    def interrupt(self, execution_id: str, *, kill: bool = False) -> None:
+        """As ``AsyncClient.interrupt``."""
+        self._loop.call(self.aio.interrupt(execution_id, kill=kill))
+
+    def attach(self, execution_id: str, *, view: m.View = EVERYTHING) -> Execution:
+        """As ``AsyncClient.attach``."""
+        outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+        sent = self._loop.start(self.aio.attach(execution_id, view=view, sink=outputs.put))
+        sent.result()
+        return Execution(self, outputs, execution_id, sent)
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._loop.call(coroutine)
+
+    def _start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        return self._loop.start(coroutine)
+
+
+class Session:
+    """As ``AsyncSession``."""
+
+    def __init__(self, client: Client, session: AsyncSession) -> None:
+        self._client = client
+        self._session = session
+
+    @property
+    def name(self) -> str:
+        """Its name; empty for the client's own."""
+        return self._session.name
+
+    def execute(self, source: str, **options: Any) -> Execution:
+        """As ``AsyncSession.execute``."""
+        outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+        execution_id = new_id()
+        sent = self._client._start(
+            self._session.execute(source, sink=outputs.put, execution_id=execution_id, **options)
+        )
+        if not self._client.aio.is_connected:
+            sent.result()  # what cannot connect says so here
+        return Execution(self._client, outputs, execution_id, sent)
+
+    def run(self, source: str, **options: Any) -> Result:
+        """As ``AsyncSession.run``."""
+        return self.execute(source, **options).result()
+
+    def restart(self) -> None:
+        """As ``AsyncSession.restart``."""
+        self._client._call(self._session.restart())
+
+    def close(self) -> None:
+        """As ``AsyncSession.close``."""
+        self._client._call(self._session.close())
+
+
+class Execution:
+    """As ``AsyncExecution``: an iterator over ``Output``s."""
+
+    def __init__(
+        self, client: Client, outputs: queue.SimpleQueue[Output], execution_id: str, sent: Future[AsyncExecution]
+    ) -> None:
+        self.execution_id = execution_id
+        self._client = client
+        self._outputs = outputs
+        self._sent = sent
+        self._collector = Collector(execution_id)
+        self._unacked_bytes = 0
+
+    @property
+    def outputs(self) -> queue.SimpleQueue[Output]:
+        """Where outputs arrive, for a reader that must do other things between two of them."""
+        return self._outputs
+
+    def __iter__(self) -> Iterator[Output]:
+        while self._collector.finished is None:
+            try:
+                output = self._outputs.get(timeout=_WAKE_S)
+            except queue.Empty:
+                self.check_sent()
+                continue
+            self.take(output)
+            yield output
+
+    def on_late(self, show: Callable[[Output], None]) -> None:
+        """Have what arrives after ``Finished`` shown (on the client's thread)."""
+        while True:
+            try:
+                show(self._outputs.get_nowait())
+            except queue.Empty:
+                break
+        if self._sent.done() and self._sent.exception() is None:
+            self._sent.result().redirect(show)
+
+    def check_sent(self) -> None:
+        """Raise what kept the body from being sent, if anything did."""
+        if self._sent.done():
+            self._sent.result()
+
+    def take(self, output: Output) -> None:
+        """An output was read: it counts for the result and for the credit."""
+        self._collector.take(output)
+        self._unacked_bytes += output.size
+        if self._unacked_bytes >= _ACK_BYTES:
+            size, self._unacked_bytes = self._unacked_bytes, 0
+            self._client._start(self.aio_consumed(output.number, size))
+
+    async def aio_consumed(self, number: int, size: int) -> None:
+        """Acknowledge up to ``number`` (runs on the client's loop)."""
+        await self._client.aio._consumed(self.execution_id, number, size)
+
+    def result(self) -> Result:
+        """As ``AsyncExecution.result``."""
+        for _ in self:
+            pass
+        error = self.exception()
+        if error is not None:
+            raise error
+        return self._collector.result
+
+    def collected(self) -> Result:
+        """What was read so far, whether it ended well or not."""
+        return self._collector.result
+
+    def exception(self) -> BaseException | None:
+        """What ``result`` would raise, once it has been read to its end."""
+        return self._collector.exception()
+
+    def interrupt(self, *, kill: bool = False) -> None:
+        """As ``AsyncExecution.interrupt``."""
+        self._client.interrupt(self.execution_id, kill=kill)

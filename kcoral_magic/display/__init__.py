@@ -1,0 +1,1 @@
+"""From values and text to what a front end shows. Pure."""

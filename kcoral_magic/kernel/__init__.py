@@ -1,0 +1,1 @@
+"""Inside the user's IPython: the magics, the proxy and the relay."""
