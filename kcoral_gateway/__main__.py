@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import sys
 from datetime import UTC, datetime
@@ -76,6 +77,8 @@ async def _serve(config: Config) -> None:
     from kcoral_gateway.app import Gateway
 
     async with Gateway.start(config) as gateway:
+        gc.collect()
+        gc.freeze()  # what was imported and built stays: later collections need not walk it
         where = f"{config.host}:{gateway.port}" if config.host else "no TCP port"
         logging.getLogger(__name__).info("serving", extra={"address": where, "socket": str(config.socket_path)})
         await gateway.until_stopped()

@@ -339,9 +339,7 @@ class Service:
         session.executions += 1
         if worker is session.worker:
             session.has_state = True
-        if execution.journal.last == 0:  # nobody has been told of a wait: that it is over is no news
-            execution.emit_quietly(m.Started(start_ms))
-        else:
+        if execution.journal.last:  # else nobody has been told of a wait: that it is over is no news
             execution.emit(m.Started(start_ms))
         link = worker.ready.result()
         execution.is_sent = True

@@ -63,10 +63,6 @@ class Execution:
         for wake in self.watchers:
             wake()
 
-    def emit_quietly(self, body: m.EventBody) -> None:
-        """Journal an event that readers may get together with the next one: it saves a wake-up on every cell."""
-        self.journal.append(body)
-
     def finish(
         self, status: Literal["ok", "error", "interrupted", "failed"], code: str = "", message: str = ""
     ) -> None:

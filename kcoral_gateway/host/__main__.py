@@ -17,8 +17,7 @@ def main() -> None:
         case ["inventory"]:
             from kcoral_gateway.host.devices import inventory
 
-            gpus, reason = inventory()
-            print(msgspec.json.encode({"gpus": gpus, "reason": reason}).decode())
+            print(msgspec.json.encode(inventory()).decode())
         case ["check", level, uid]:
             from kcoral_gateway.host.check import check, versions
 

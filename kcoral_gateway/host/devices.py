@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from kcoral_gateway.config import Device
 
@@ -15,24 +18,38 @@ from kcoral_gateway.config import Device
 _SHARED_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 
 
-def inventory() -> tuple[list[Device], str]:
-    """The GPUs by NVML, and why there are none (empty when there are some)."""
+class Inventory(msgspec.Struct, frozen=True):
+    """The GPUs by NVML, those that some process computes on, and why there are none."""
+
+    gpus: tuple[Device, ...] = ()
+    busy: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def inventory() -> Inventory:
+    """What NVML says of this machine."""
     try:
         import pynvml
     except ImportError:
-        return [], "nvidia-ml-py is not installed"
+        return Inventory(reason="nvidia-ml-py is not installed")
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return [], f"NVML does not start: {error}"
+        return Inventory(reason=f"NVML does not start: {error}")
     try:
-        return [_device(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())], ""
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        gpus = tuple(_device(pynvml, index, handle) for index, handle in enumerate(handles))
+        busy = tuple(
+            gpu.uuid
+            for gpu, handle in zip(gpus, handles, strict=True)
+            if pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        )
+        return Inventory(gpus, busy)
     finally:
         pynvml.nvmlShutdown()
 
 
-def _device(pynvml, index: int) -> Device:  # type: ignore[no-untyped-def]  # an untyped module, loaded when met
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+def _device(pynvml: Any, index: int, handle: Any) -> Device:
     return Device(
         uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
         name=_text(pynvml.nvmlDeviceGetName(handle)),

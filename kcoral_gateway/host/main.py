@@ -7,6 +7,7 @@ worker and itself: taking up again (``orphan_s`` of the map) comes with adoption
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import selectors
@@ -30,6 +31,7 @@ _READ_BYTES = 256 * 1024
 _BACKLOG_BYTES = 4 * 1024 * 1024  # to the gateway; above it the worker is not read, so it blocks in its own writes
 _MEMORY_EVERY_S = 0.1
 _START_S = 60.0  # a cold interpreter on a slow disk
+_PIPE_PAUSE_S = 0.004  # between two reads of a pipe that is being written; a worker that waits rings
 _FREE_BYTES = 32 * 1024 * 1024  # of an execution's text at full speed …
 _FLOOD_BYTES_PER_S = 64 * 1024 * 1024  # … and then this much: a flood must not take the gateway from other sessions
 _FRAME = re.compile(r'File "([^"]{1,300})", line (\d{1,9}) in (.{1,200})')
@@ -56,6 +58,10 @@ class Host:
         self._backlog: deque[memoryview] = deque()
         self._backlog_bytes = 0
         self._is_reading = True
+        # One buffer for all reads: a new one of this size is mapped and unmapped by the kernel at every read.
+        self._buffer = memoryview(bytearray(_READ_BYTES))
+        self._resting: dict[int, StreamName] = {}  # pipes just read, and from when they are watched again
+        self._rest_until_s = 0.0
         self._batcher = OutputBatcher()
         self._execution = ""  # the running one, or the last one
         self._is_running = False
@@ -101,6 +107,7 @@ class Host:
                 self._selector.register(what, selectors.EVENT_READ, name)
             elif what in self._selector.get_map():
                 self._selector.unregister(what)
+        self._resting.clear()
         self._is_reading = wanted
 
     def _turn(self) -> None:
@@ -130,12 +137,16 @@ class Host:
             wake = min(wake, due)
         if not self._is_reading and self._flood_until_s > now:
             wake = min(wake, self._flood_until_s)
+        if self._resting:
+            wake = min(wake, self._rest_until_s)
         return max(0.0, wake - now)
 
     def _timers(self, now: float) -> None:
         due = self._batcher.due_s
         if due is not None and now >= due:
             self._emit_output(self._batcher.take(now))
+        if self._resting and now >= self._rest_until_s:
+            self._end_rest()
         if now >= self._next_memory_s:
             self._next_memory_s = now + _MEMORY_EVERY_S
             self._check_memory()
@@ -158,11 +169,11 @@ class Host:
 
     def _read_channel(self, now: float) -> None:
         try:
-            data = self._worker.channel.recv(_READ_BYTES)
+            data = self._buffer[: self._worker.channel.recv_into(self._buffer)]
         except BlockingIOError:
             return
         except OSError:
-            data = b""
+            raise _Gone from None
         if not data:
             raise _Gone
         try:
@@ -181,6 +192,9 @@ class Host:
                 raise ProtocolError(f"the first message is Ready, got {type(body).__name__}")
             self._is_ready = True
             self._send(m.HostReady(body.python, (now - self._began_s) * 1000))
+            return
+        if isinstance(body, m.Drain):
+            self._drain_pipes(now)
             return
         self._emit_output(self._batcher.take(now))
         match body:
@@ -221,21 +235,40 @@ class Host:
         ]
         processes.send_signal(late, signal.SIGKILL)
 
-    def _read_pipe(self, name: StreamName, now: float) -> None:
+    def _read_pipe(self, name: StreamName, now: float) -> bool:
+        """Read once. Whether there may be more."""
         descriptor = self._worker.stdout if name == "stdout" else self._worker.stderr
         try:
-            data = os.read(descriptor, _READ_BYTES)
+            data = bytes(self._buffer[: os.readv(descriptor, [self._buffer])])
         except BlockingIOError:
-            return
+            return False
         if not data:  # every writer has closed it; the channel says the rest
+            if descriptor in self._selector.get_map():
+                self._selector.unregister(descriptor)
+            return False
+        if descriptor in self._selector.get_map():
             self._selector.unregister(descriptor)
-            return
+            self._resting[descriptor] = name
+            self._rest_until_s = now + _PIPE_PAUSE_S
         if not self._execution:
-            return  # what the interpreter says while it starts is nobody's cell
+            return True  # what the interpreter says while it starts is nobody's cell
         self._batcher.feed(name, data)
         self._stream_bytes += len(data)
         if self._stream_bytes > _FREE_BYTES:
             self._flood_until_s = max(now, self._flood_until_s) + len(data) / _FLOOD_BYTES_PER_S
+        return len(data) == _READ_BYTES
+
+    def _end_rest(self) -> None:
+        for descriptor, name in self._resting.items():
+            self._selector.register(descriptor, selectors.EVENT_READ, name)
+        self._resting.clear()
+
+    def _drain_pipes(self, now: float) -> None:
+        """The worker waits: read now what rests. One pipe at a time is written, so their order cannot matter."""
+        for name in list(self._resting.values()):
+            for _ in range(8):  # a full pipe and some more: it may be written on by others
+                if not self._read_pipe(name, now):
+                    break
 
     def _emit_output(self, parts: list[tuple[StreamName, bytes]]) -> None:
         for name, text in parts:
@@ -273,11 +306,11 @@ class Host:
 
     def _read_gateway(self) -> None:
         try:
-            data = self._gateway.recv(_READ_BYTES)
+            data = self._buffer[: self._gateway.recv_into(self._buffer)]
         except BlockingIOError:
             return
         except OSError:
-            data = b""
+            raise _Gone from None
         if not data:
             raise _Gone
         for frame in self._gateway_splitter.feed(data):
@@ -289,7 +322,8 @@ class Host:
         match message.body:
             case m.Run(execution_id=execution_id):
                 # What earlier cells' threads wrote is theirs: send it before the name changes.
-                self._emit_output(self._batcher.take(time.monotonic()))
+                self._emit_output(self._batcher.restart())
+                self._end_rest()
                 self._execution = execution_id
                 self._is_running = True
                 self._run_ticks = processes.now_ticks()
@@ -438,6 +472,7 @@ def main() -> None:
     """Read a ``HostSpec`` from standard input, dial the gateway, serve."""
     import msgspec
 
+    gc.freeze()  # what was imported stays: later collections need not walk it
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the gateway's terminal is the gateway's to handle
     spec = msgspec.json.decode(sys.stdin.buffer.read(), type=HostSpec)

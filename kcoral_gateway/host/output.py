@@ -62,6 +62,10 @@ class OutputBatcher:
         joined = [(name, b"".join(pieces)) for name, pieces in parts]
         return [(name, collapse(data)) for name, data in joined] if rewrites else joined
 
+    def restart(self) -> list[tuple[StreamName, bytes]]:
+        """As ``take``, and what comes next is the first of a new cell: it leaves at once."""
+        return self.take(float("-inf"))
+
     def finish(self, now: float) -> list[tuple[StreamName, bytes]]:
         """As ``take``, and half a character at the end of a stream is given up."""
         for name in ("stdout", "stderr"):

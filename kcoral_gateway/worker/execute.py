@@ -121,6 +121,10 @@ class _Shell(InteractiveShell):
     compile: _Compiler
     has_exited = False
 
+    def _tee(self, channel: str) -> Any:
+        """IPython would keep a copy of everything printed; a flood must not fill the worker's memory."""
+        return contextlib.nullcontext()
+
     def ask_exit(self) -> None:
         self.has_exited = True
 
@@ -203,6 +207,7 @@ class Executor:
         shell = self._shell
         shell.execution_count = place.count
         shell.compile.first_line = place.first_line + _blank_lines(source)
+        self._output.is_running.set()
         began = time.perf_counter()
         error: BaseException | None = None
         try:
@@ -222,7 +227,7 @@ class Executor:
             poison = "a CUDA fault broke the process's context"
         elif shell.has_exited:
             poison = "the cell called exit()"
-        self._output.settle()
+        self._output.is_running.clear()
         return m.Ended(_status(error), (time.perf_counter() - began) * 1000, poison)
 
 

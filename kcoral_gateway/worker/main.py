@@ -24,6 +24,7 @@ from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
 
 _PR_SET_PDEATHSIG = 1
+_READ_BYTES = 64 * 1024  # below malloc's mmap threshold: a larger buffer would be mapped anew at every read
 
 
 class _Interrupts:
@@ -58,7 +59,7 @@ def main(channel_fd: int, fault_fd: int, limits: dict[str, int]) -> None:
 
     splitter = framing.StreamSplitter()
     decoder = framing.Decoder[m.ToWorker](m.ToWorker)
-    while data := channel.recv(1 << 20):
+    while data := channel.recv(_READ_BYTES):
         for frame in splitter.feed(data):
             message = decoder.decode(frame)
             if message is None:

@@ -5,8 +5,12 @@ into one order. The rule (facts: 240,000 events, none misplaced): before it writ
 waits until the host has read both pipes empty. The reader takes channel messages before pipe bytes. With one writing
 thread the order is exact; with several, or with live child processes, it is best effort.
 
+The host reads a busy pipe every few milliseconds only: woken for every line, it would take the core that prints them.
+A worker that waits for it rings first (``Drain``, the one message that may pass bytes in a pipe).
+
 ``sys.stdout`` is line buffered, as on a terminal, so that C code's output (its stdio is line buffered too) falls in
-line without the user flushing. Partial lines follow within ``PARTIAL_LINE_S``.
+line without the user flushing. Partial lines follow within ``PARTIAL_LINE_S``. A stream that nobody else has written
+since keeps C's own ``write``: the hook is on the other one, which asks for the turn when it is written.
 """
 
 from __future__ import annotations
@@ -25,8 +29,10 @@ import time
 from collections.abc import Sequence
 
 from kcoral_magic.protocol import framing
+from kcoral_magic.protocol import messages as m
 
 PARTIAL_LINE_S = 0.005
+IDLE_S = 0.25  # between two looks at what threads print while no body runs
 _BUFFER_BYTES = 64 * 1024
 _LINE_BUFFERED = 1  # _IOLBF of <stdio.h>
 
@@ -39,10 +45,11 @@ class Output:
         self._lock = threading.RLock()
         self._owner = os.getpid()
         self._libc = ctypes.CDLL(None)
-        self._wanted = threading.Event()
-        self.last: OrderedStream | None = None
-        self.stdout = OrderedStream(1, self)
-        self.stderr = OrderedStream(2, self)
+        self._drain = framing.pack(framing.encode(m.Drain()))
+        self.is_running = threading.Event()  # set while a body runs: partial lines are then looked for often
+        self.stdout = OrderedStream(1)
+        self.stderr = OrderedStream(2)
+        self._take_turn(self.stdout, self.stderr)
 
     def install(self) -> None:
         """Become ``sys.stdout`` and ``sys.stderr``, and make C's stdio line buffered."""
@@ -93,20 +100,31 @@ class Output:
                     continue
             if not left:
                 return
+            if spin == 0 and self.is_owner:
+                with self._lock:
+                    self._channel.sendall(self._drain)
             if spin > 20:
                 pause_s = min(0.001, pause_s + 0.00002)
             time.sleep(pause_s)
 
-    def want_flush(self) -> None:
-        """A partial line was written: flush it soon."""
-        if not self._wanted.is_set():
-            self._wanted.set()
+    def _take_turn(self, stream: OrderedStream, other: OrderedStream) -> None:
+        """``stream`` is written from now on; ``other`` asks for the turn when it is."""
+        with self._lock:
+            if vars(other).pop("write", None) is None:
+                self._flush(other)
+                self.wait_read()
+            vars(stream).pop("write", None)
+
+            def write(text: str) -> int:
+                self._take_turn(other, stream)
+                return other.write(text)
+
+            vars(other)["write"] = write
 
     def _flush_partial_lines(self) -> None:
         while True:
-            self._wanted.wait()
+            self.is_running.wait(IDLE_S)
             time.sleep(PARTIAL_LINE_S)
-            self._wanted.clear()
             self._flush(self.stdout)
             self._flush(self.stderr)
 
@@ -117,37 +135,17 @@ class Output:
     def _in_child(self) -> None:
         # A child's copy of the channel must never speak for the worker; its prints travel through the pipes.
         self._lock = threading.RLock()
-        self._wanted = threading.Event()
         self._channel.close()
 
 
 class OrderedStream(io.TextIOWrapper):
     """``sys.stdout`` or ``sys.stderr``: line buffered, and never overtaking the other."""
 
-    def __init__(self, descriptor: int, output: Output) -> None:
+    def __init__(self, descriptor: int) -> None:
         raw = io.FileIO(descriptor, "w", closefd=False)
         super().__init__(
             io.BufferedWriter(raw, _BUFFER_BYTES), "utf-8", "backslashreplace", newline="\n", line_buffering=True
         )
-        self._output = output
-
-    def write(self, text: str) -> int:
-        """Write after everything the other stream was given."""
-        output = self._output
-        if output.last is not self:
-            self._take_turn()
-        count = super().write(text)
-        if text and text[-1] != "\n":
-            output.want_flush()
-        return count
-
-    def _take_turn(self) -> None:
-        output = self._output
-        if output.last is not None:
-            with contextlib.suppress(ValueError, OSError):
-                output.last.flush()
-                output.wait_read()
-        output.last = self
 
     def close(self) -> None:
         """Flush only: closing ``sys.stdout`` in one cell must not silence the next."""

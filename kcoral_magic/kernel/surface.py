@@ -49,8 +49,9 @@ class NotebookSurface:
         self._has_output = False
         self._status_id = ""
         streams: dict[str, Any] = {"stdout": sys.stdout, "stderr": sys.stderr}
-        for stream in streams.values():
-            stream.flush()
+        if not self._is_alone:  # what the cell has printed before comes first; a flush waits for ipykernel's thread
+            for stream in streams.values():
+                stream.flush()
         self._late: dict[str, tuple[Any, dict[str, Any]]] = {
             name: (stream, stream.parent_header) for name, stream in streams.items() if hasattr(stream, "pub_thread")
         }

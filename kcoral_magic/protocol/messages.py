@@ -151,7 +151,7 @@ class Starting(_Wire, frozen=True):
 
 
 class Started(_Wire, frozen=True):
-    """The body begins to run. ``start_ms`` is what its worker cost just now: 0 for one that was there."""
+    """The wait that earlier events told of is over, the body runs. ``start_ms`` is what its worker cost just now."""
 
     start_ms: float = 0.0
 
@@ -408,6 +408,10 @@ class Stop(_Wire, frozen=True):
     kill: bool = False
 
 
+class Drain(_Wire, frozen=True):
+    """The worker waits until its pipes have been read: read them now."""
+
+
 class Shutdown(_Wire, frozen=True):
     """End the worker and yourself."""
 
@@ -466,4 +470,4 @@ class Ended(_Wire, frozen=True):
 
 
 ToWorker = Run | Shutdown
-FromWorker = Ready | Display | Result | ClearOutput | Error | Ended
+FromWorker = Ready | Drain | Display | Result | ClearOutput | Error | Ended

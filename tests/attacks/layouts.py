@@ -1,0 +1,235 @@
+"""The sandbox's two layouts as attacks meet them, and how to start a gateway in each on this machine.
+
+``strict`` needs a gateway run by root, ``user`` one run by somebody else. Tests run by root start the second under an
+unprivileged id; repository, virtual environment and interpreter may lie in folders only root may enter, so that
+gateway then gets a copy of its packages, and if need be of the interpreter, in a world-readable folder.
+"""
+
+from __future__ import annotations
+
+import compileall
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from packaging.requirements import Requirement
+
+import kcoral_gateway
+from kcoral_magic import Client, RemoteError
+from kcoral_magic.client.sync import Session
+from tests.support import GatewayProcess
+
+UNPRIVILEGED = 65534  # nobody: in every distribution, owner of nothing
+_DROP = ("setpriv", f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups")
+_PACKAGES = Path(kcoral_gateway.__file__).parents[1]
+
+
+class Unavailable(Exception):
+    """This layout cannot be tried here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How to start a gateway so that its workers are boxed at ``level``."""
+
+    level: str
+    uid: int  # the gateway's
+    python: str = sys.executable
+    prefix: tuple[str, ...] = ()
+
+    def own(self, path: Path) -> Path:
+        """Make a folder that belongs to the gateway's user alone."""
+        path.mkdir(mode=0o700)
+        if os.geteuid() != self.uid:
+            os.chown(path, self.uid, self.uid)
+        return path
+
+
+def find(level: str, folder: Path) -> Layout:
+    """The layout on this machine; ``folder`` (world-readable) may take copies.
+
+    Raises:
+        Unavailable: It cannot be had here.
+    """
+    me = os.geteuid()
+    if level == "strict":
+        if me != 0:
+            raise Unavailable(f"the strict layout is for gateways run by root, these tests run as user id {me}")
+        return Layout(level, 0)
+    if me != 0:
+        return Layout(level, me)
+    if shutil.which("setpriv") is None:
+        raise Unavailable("setpriv (util-linux) is not installed: root cannot start the gateway as somebody else")
+    tried = []
+    for python in _interpreters(folder):
+        error = _trouble(python)
+        if not error:
+            return Layout(level, UNPRIVILEGED, str(python), _DROP)
+        tried.append(f"{python}: {error}")
+    raise Unavailable(f"user id {UNPRIVILEGED} can run no Python {sys.version_info[:2]} here ({'; '.join(tried)})")
+
+
+def _interpreters(folder: Path) -> Iterator[Path]:
+    """What may serve, cheapest first; the later ones are made when the earlier failed."""
+    yield Path(sys.executable)
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    if os.path.exists(system := f"/usr/bin/{version}"):
+        yield _environment(folder / "system", Path(system))
+    base = folder / "base"
+    shutil.copytree(
+        Path(sys.base_prefix) / "lib" / version,
+        base / "lib" / version,
+        symlinks=True,
+        ignore=shutil.ignore_patterns("site-packages", "test", "tests", "__pycache__", "idlelib", "config-*"),
+    )
+    (base / "bin").mkdir()
+    shutil.copy2(os.path.realpath(sys.executable), base / "bin" / version)
+    yield _environment(folder / "copied", base / "bin" / version)
+
+
+def _trouble(python: Path) -> str:
+    """Why the unprivileged user cannot run the gateway with ``python``; empty if they can."""
+    # A second start, since setpriv's own exec still has root's rights over the path.
+    probe = "import kcoral_gateway.app, IPython, subprocess, sys; subprocess.run([sys.executable, '-c', ''], check=True)"
+    command = [*_DROP, str(python), "-c", probe]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/", env={"HOME": "/"})
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+
+
+def _environment(folder: Path, base: Path) -> Path:
+    """A virtual environment by hand (PEP 405): Debian's own venv module may be missing."""
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    packages = folder / "lib" / version / "site-packages"
+    packages.mkdir(parents=True)
+    (folder / "pyvenv.cfg").write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python").symlink_to(base)
+    for name in ("kcoral_gateway", "kcoral_magic"):
+        shutil.copytree(_PACKAGES / name, packages / name, ignore=shutil.ignore_patterns("__pycache__"))
+        compileall.compile_dir(packages / name, quiet=1)  # nobody else could write these, and every worker would compile
+    for distribution in _needed("kcoral-magic[gateway]"):
+        for file in distribution.files or ():
+            if ".." in file.parts or file.parts[0].startswith(("__editable__", "_editable_impl")):
+                continue  # programs in bin/, and the pointer of an editable install to where the repository is
+            target = packages / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(str(distribution.locate_file(file)), target)
+    return folder / "bin" / "python"
+
+
+def _needed(requirement: str) -> Iterator[importlib.metadata.Distribution]:
+    """The installed distributions that ``requirement`` stands for, with all they need."""
+    todo, seen = [Requirement(requirement)], set[tuple[str, tuple[str, ...]]]()
+    while todo:
+        wanted = todo.pop()
+        key = (wanted.name.lower().replace("_", "-"), tuple(sorted(wanted.extras)))
+        if key in seen:
+            continue
+        seen.add(key)
+        distribution = importlib.metadata.distribution(wanted.name)
+        yield distribution
+        for text in distribution.requires or ():
+            need = Requirement(text)
+            if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in (*wanted.extras, "")):
+                todo.append(need)
+
+
+@dataclass
+class Secrets:
+    """What the gateway's side holds and no cell may see."""
+
+    token: str = "secret-of-the-gateways-environment"  # in its environment as KC_TOKEN
+    file: str = "secret-in-a-file-of-the-gateways-user"  # what each of ``files`` holds
+    files: list[Path] = field(default_factory=list)
+    folder: Path = Path("/")  # open in the gateway as an inherited descriptor
+
+
+class BoxedGateway(GatewayProcess):
+    """A gateway in one layout, with secrets around it."""
+
+    def __init__(self, layout: Layout, folder: Path, *options: str, gpus: int = 2) -> None:
+        self.layout = layout
+        self.secrets = Secrets(folder=folder)
+        self.held_sessions = 0  # sessions that outlive a test on purpose
+        self.principals: set[str] = set()
+        home = layout.own(folder / "home")
+        state = layout.own(folder / "state")
+        for path in (home / ".ssh" / "id_ed25519", home / "tls-key.pem", state / "tls-key.pem", folder / "outside"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(self.secrets.file)
+            for made in (path.parent, path):
+                if made not in (folder, state, home):
+                    os.chown(made, layout.uid, layout.uid)
+            self.secrets.files.append(path)
+        # Opened by the shell, inherited by everything it starts: what a careless service manager leaves behind.
+        leak = ("/bin/sh", "-c", 'exec 9<"$0"; exec "$@"', str(folder))
+        super().__init__(
+            state,
+            "--sandbox",
+            layout.level,
+            *options,
+            python=layout.python,
+            prefix=(*leak, *layout.prefix),
+            env={"KC_TOKEN": self.secrets.token, "HOME": str(home), "TMPDIR": "/tmp"},
+            gpus=gpus,
+        )
+        self.secrets.files += [state / "tokens.json", state / "gateway.json"]
+
+    def interpreters(self) -> list[psutil.Process]:
+        """The workers' own processes: the base class's ``workers`` count the sandbox's around them too."""
+        return [worker for worker in self.workers() if worker.cmdline()[1:2] == ["-I"]]
+
+    def token(self, name: str = "tester") -> str:
+        """As the base class's, which knows commands without a prefix only."""
+        self.principals.add(name)
+        command = self._command[: self._command.index("--port")]
+        made = subprocess.run([*command, "token", "add", name], capture_output=True, text=True, check=True, cwd="/")
+        return made.stdout.strip()
+
+
+class Cell:
+    """A session whose cells answer with a value: ``ask`` runs a body and reads what it called ``answer``."""
+
+    def __init__(self, client: Client, name: str = "", *, gpus: int | None = None) -> None:
+        self.client = client
+        self.session: Session = client.session(name, gpus=gpus)
+
+    def ask(self, body: str) -> object:
+        """The JSON twin of ``answer`` after ``body`` has run."""
+        result = self.session.run(f"{_PRELUDE}\n{body}\nprint(_json.dumps(answer))")
+        return json.loads(result.stdout.splitlines()[-1])
+
+    def refusal(self, expression: str) -> str:
+        """How ``expression`` fails in a cell: ``ENOENT`` and the like, or ``done: …`` if it does not."""
+        try:
+            result = self.session.run(f"{_PRELUDE}\n_attempt = lambda: ({expression})\n_attempt()")
+        except OSError as error:
+            import errno
+
+            return errno.errorcode.get(error.errno or 0, repr(error))
+        except RemoteError as error:
+            return f"{error.ename}: {error.evalue}"
+        return f"done: {(result.text or '')[:500]}"
+
+
+# What attacks are made of. libc's calls raise OSError, as Python's own do.
+_PRELUDE = """
+import ctypes as _c, json as _json, mmap, os, signal, socket, struct, subprocess, sys, time
+_libc = _c.CDLL(None, use_errno=True)
+_libc.syscall.restype = _c.c_long
+def call(result):
+    if result < 0:
+        code = _c.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+def syscall(number, *arguments):
+    _c.set_errno(0)
+    return call(_libc.syscall(*(_c.c_long(a) if isinstance(a, int) else a for a in (number, *arguments))))
+"""
