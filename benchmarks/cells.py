@@ -305,7 +305,9 @@ def in_kernel(target: Target, report: Report, count: int) -> None:
     """``%%kcoral`` in a kernel against a plain cell of that kernel."""
     with contextlib.closing(Kernel()) as kernel:
         assert target.url and target.token
-        kernel.run(f"import os; os.environ.update(KCORAL_MAGIC_URL={target.url!r}, KCORAL_MAGIC_TOKEN={target.token!r})")
+        kernel.run(
+            f"import os; os.environ.update(KCORAL_MAGIC_URL={target.url!r}, KCORAL_MAGIC_TOKEN={target.token!r})"
+        )
         kernel.run("%load_ext kcoral_magic")
         kernel.run("%%kcoral --gpus 0\npass")
         pairs = rounds(count, lambda: kernel.run("%%kcoral\npass"), lambda: kernel.run("pass"), 25)

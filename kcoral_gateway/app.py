@@ -11,6 +11,7 @@ import signal
 import socket
 import ssl
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from logging import getLogger
@@ -220,10 +221,10 @@ class Gateway:
             "url": f"{scheme}://{self.config.host}:{self.port}" if self.config.host is not None else None,
             "version": __version__,
         }
-        path = self.config.run_path
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor, name = tempfile.mkstemp(dir=self.config.state_dir)  # 0600
         with os.fdopen(descriptor, "w") as file:
             json.dump(content, file)
+        os.replace(name, self.config.run_path)  # whole or not at all: clients wait for it
 
     async def until_stopped(self) -> None:
         """Until SIGTERM or SIGINT, or, for an embedded gateway, until nobody needs it."""

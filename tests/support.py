@@ -94,6 +94,12 @@ class GatewayProcess:
         os.kill(self.pid, signal.SIGKILL)
         self.process.wait(10)
 
+    def restart(self) -> None:
+        """Start again after ``kill``, on the same port."""
+        self._command[self._command.index("--port") + 1] = self.url.rpartition(":")[2]
+        (self.state / "gateway.json").unlink()
+        self.start()
+
     def stop(self) -> None:
         if self.process.poll() is None:
             tree = self.me.children(recursive=True)

@@ -186,8 +186,8 @@ class _Client:
         match body:
             case m.Execute(execution_id=execution_id):
                 self._watch(service.execute(who, hello, body, bytes(buffers[0])))
-            case m.Attach(execution_id=execution_id):
-                self._watch(service.attach(who, execution_id))
+            case m.Attach(execution_id=execution_id, after=after):
+                self._watch(service.attach(who, execution_id, after))
             case m.Detach(execution_id=execution_id):
                 execution = self._executions.pop(execution_id, None)
                 if execution is not None:

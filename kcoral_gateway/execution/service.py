@@ -33,6 +33,7 @@ _log = getLogger(__name__)
 _SWEEP_S = 5.0
 _KEPT = 2000  # finished executions whose index stays in memory; older ones are read from disk when asked for
 _OTHER_BYTES = 256 * 1024 * 1024  # of one execution's displays
+_RESTARTED = "the gateway was restarted while this cell ran: its session is gone"
 T = TypeVar("T")
 
 
@@ -147,17 +148,23 @@ class Service:
             self._on_disk.update(path.stem for path in folder.glob("*.events"))
         return folder
 
-    def attach(self, principal: str, execution_id: str) -> Execution:
-        """An execution of this principal, running or journaled.
+    def attach(self, principal: str, execution_id: str, after: int = 0) -> Execution:
+        """An execution of this principal, running or journaled, for a reader that has event ``after``.
 
         Raises:
             NotFoundError: There is none.
+            ExecutionLost: A former gateway died with its newest events: there is nothing after what the reader has.
+            ProtocolError: Event ``after`` was never sent.
         """
         execution = self._find(principal, execution_id)
         if execution is None:
             raise NotFoundError(
                 f"this gateway knows no execution {execution_id}: it never arrived, or its journal has been removed"
             )
+        if execution.journal.is_finished and after >= execution.journal.last:
+            raise ExecutionLost(_RESTARTED)
+        if after > execution.journal.last:
+            raise ProtocolError(f"event {after} was attached after, {execution.journal.last} is the newest")
         return execution
 
     def _find(self, principal: str, execution_id: str) -> Execution | None:
@@ -175,7 +182,7 @@ class Service:
         execution = Execution(execution_id, principal, "", journal, b"", message, b"", path.stat().st_mtime, done, done)
         execution.watchers.add(lambda: self._journal_grew(execution))
         if not journal.is_finished:
-            execution.finish("failed", "lost", "the gateway was restarted while this cell ran: its session is gone")
+            execution.finish("failed", "lost", _RESTARTED)
         self._executions[execution_id] = execution
         return execution
 
@@ -354,6 +361,7 @@ class Service:
         finally:
             if timer is not None:
                 timer.cancel()
+        worker.gone = worker.gone or worker.poison
         if worker.gone is not None and worker is session.worker:
             self._lose(session, worker)
 
@@ -483,8 +491,7 @@ class Service:
                 if execution is not None:
                     self._take(execution, body, message.buffers)
             case m.Replace(message=text):
-                self._worker_gone(worker, text)
-                link.close()
+                worker.poison = text
             case m.Gone(message=text):
                 self._worker_gone(worker, text)
             case _:

@@ -34,6 +34,7 @@ class Worker:
     ready: asyncio.Future[Link]
     start_ms: float = 0.0
     gone: str | None = None
+    poison: str | None = None  # why it will be gone once its running execution has ended
     is_ending: bool = False
 
 

@@ -7,12 +7,14 @@ worker and itself: taking up again (``orphan_s`` of the map) comes with adoption
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections import deque
@@ -30,6 +32,7 @@ from kcoral_magic.protocol import messages as m
 _READ_BYTES = 256 * 1024
 _BACKLOG_BYTES = 4 * 1024 * 1024  # to the gateway; above it the worker is not read, so it blocks in its own writes
 _MEMORY_EVERY_S = 0.1
+_LEAVE_S = 2.0  # for a worker that closed its channel to end by itself
 _START_S = 60.0  # a cold interpreter on a slow disk
 _PIPE_PAUSE_S = 0.004  # between two reads of a pipe that is being written; a worker that waits rings
 _FREE_BYTES = 32 * 1024 * 1024  # of an execution's text at full speed …
@@ -62,11 +65,15 @@ class Host:
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._resting: dict[int, StreamName] = {}  # pipes just read, and from when they are watched again
         self._rest_until_s = 0.0
+        self._drained_s = float("-inf")  # when the worker last rang
         self._batcher = OutputBatcher()
         self._execution = ""  # the running one, or the last one
         self._is_running = False
         self._is_ready = False
         self._run_ticks = 0
+        self._pid: int | None = None  # the worker's interpreter
+        self._old_processes: set[int] = set()  # that earlier cells left running
+        self._has_left = False  # the worker closed its channel: it is ending by itself
         self._stream_bytes = 0
         self._flood_until_s = 0.0
         self._interrupted_s: float | None = None
@@ -89,6 +96,9 @@ class Host:
             pass
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending already
+            if self._has_left:
+                with contextlib.suppress(subprocess.TimeoutExpired):  # its exit code tells why
+                    worker.process.wait(_LEAVE_S)
             worker.kill()
             self._last_words()
             worker.close()
@@ -159,8 +169,7 @@ class Host:
             if now - self._interrupted_s >= self._spec.interrupt_patience_s:
                 self._has_asked_where = True
                 self._fault_text = ""
-                pid = self._worker.pid
-                processes.send_signal([] if pid is None else [pid], signal.SIGUSR1)
+                self._signal_worker(signal.SIGUSR1)
         wanted = self._backlog_bytes < _BACKLOG_BYTES and now >= self._flood_until_s
         if wanted != self._is_reading:
             self._watch_worker(wanted)
@@ -173,8 +182,9 @@ class Host:
         except BlockingIOError:
             return
         except OSError:
-            raise _Gone from None
+            data = self._buffer[:0]
         if not data:
+            self._has_left = True
             raise _Gone
         try:
             for frame in self._worker_splitter.feed(data):
@@ -191,10 +201,14 @@ class Host:
             if not isinstance(body, m.Ready):
                 raise ProtocolError(f"the first message is Ready, got {type(body).__name__}")
             self._is_ready = True
+            self._pid = self._worker.pid
             self._send(m.HostReady(body.python, (now - self._began_s) * 1000))
             return
         if isinstance(body, m.Drain):
-            self._drain_pipes(now)
+            # Not read here: the ring may be stale, and what is in a pipe now may come after a message behind it. The
+            # next look at everything that is ready puts them in order.
+            self._drained_s = now
+            self._end_rest()
             return
         self._emit_output(self._batcher.take(now))
         match body:
@@ -220,55 +234,49 @@ class Host:
             raise ProtocolError("Ended came while nothing ran")
         self._emit_output(self._batcher.finish(now))
         if self._interrupted_s is not None:
-            self._end_children()
+            processes.send_signal(self._started_by_cell(), signal.SIGKILL)
         self._is_running = False
         self._interrupted_s = None
-        self._emit(m.Finished(body.status, max(0.0, body.elapsed_ms)))
-        if body.poison:
+        if body.poison:  # before Finished: no later cell may slip into this worker
             self._send(m.Replace(body.poison))
+        self._emit(m.Finished(body.status, max(0.0, body.elapsed_ms)))
+        self._old_processes = set(processes.descendants(self._pid)) if self._pid else set()
 
-    def _end_children(self) -> None:
-        """What an interrupted cell had started ends with it; what earlier cells left running stays."""
-        worker = self._worker.pid
-        late = [
-            pid for pid in self._worker.below() if pid != worker and processes.started_ticks(pid) >= self._run_ticks
+    def _started_by_cell(self) -> list[int]:
+        """The running cell's processes: they end with it when it is interrupted, those of earlier cells stay."""
+        return [
+            pid
+            for pid in self._worker.below()
+            if pid != self._pid
+            and pid not in self._old_processes
+            and processes.started_ticks(pid) >= self._run_ticks  # a process id may be used again
         ]
-        processes.send_signal(late, signal.SIGKILL)
 
-    def _read_pipe(self, name: StreamName, now: float) -> bool:
-        """Read once. Whether there may be more."""
+    def _read_pipe(self, name: StreamName, now: float) -> None:
         descriptor = self._worker.stdout if name == "stdout" else self._worker.stderr
         try:
             data = bytes(self._buffer[: os.readv(descriptor, [self._buffer])])
         except BlockingIOError:
-            return False
+            return
         if not data:  # every writer has closed it; the channel says the rest
             if descriptor in self._selector.get_map():
                 self._selector.unregister(descriptor)
-            return False
-        if descriptor in self._selector.get_map():
+            return
+        if now - self._drained_s > _PIPE_PAUSE_S and descriptor in self._selector.get_map():
             self._selector.unregister(descriptor)
             self._resting[descriptor] = name
             self._rest_until_s = now + _PIPE_PAUSE_S
         if not self._execution:
-            return True  # what the interpreter says while it starts is nobody's cell
+            return  # what the interpreter says while it starts is nobody's cell
         self._batcher.feed(name, data)
         self._stream_bytes += len(data)
         if self._stream_bytes > _FREE_BYTES:
             self._flood_until_s = max(now, self._flood_until_s) + len(data) / _FLOOD_BYTES_PER_S
-        return len(data) == _READ_BYTES
 
     def _end_rest(self) -> None:
         for descriptor, name in self._resting.items():
             self._selector.register(descriptor, selectors.EVENT_READ, name)
         self._resting.clear()
-
-    def _drain_pipes(self, now: float) -> None:
-        """The worker waits: read now what rests. One pipe at a time is written, so their order cannot matter."""
-        for name in list(self._resting.values()):
-            for _ in range(8):  # a full pipe and some more: it may be written on by others
-                if not self._read_pipe(name, now):
-                    break
 
     def _emit_output(self, parts: list[tuple[StreamName, bytes]]) -> None:
         for name, text in parts:
@@ -344,11 +352,12 @@ class Host:
             raise _Gone
         if self._interrupted_s is None:
             self._interrupted_s = time.monotonic()
-        worker = self._worker.pid
-        below = self._worker.below()
-        started = [pid for pid in below if pid != worker and processes.started_ticks(pid) >= self._run_ticks]
-        processes.send_signal(started, signal.SIGINT)
-        processes.send_signal([] if worker is None else [worker], signal.SIGINT)
+        processes.send_signal(self._started_by_cell(), signal.SIGINT)
+        self._signal_worker(signal.SIGINT)
+
+    def _signal_worker(self, number: signal.Signals) -> None:
+        if self._pid is not None:
+            processes.send_signal([self._pid], number)
 
     def _to_worker(self, data: bytes) -> None:
         channel = self._worker.channel
@@ -477,8 +486,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the gateway's terminal is the gateway's to handle
     spec = msgspec.json.decode(sys.stdin.buffer.read(), type=HostSpec)
     gateway = socket.socket(socket.AF_UNIX)
-    gateway.connect(spec.socket)
-    gateway.sendall(framing.pack(framing.encode(m.HostHello(spec.ticket))))
+    try:
+        gateway.connect(spec.socket)
+        gateway.sendall(framing.pack(framing.encode(m.HostHello(spec.ticket))))
+    except OSError:  # the gateway has gone meanwhile
+        return
     try:
         host = Host(spec, gateway)
     except _Gone:

@@ -1,7 +1,7 @@
 """The worker: waits for bodies on its channel and runs them, one at a time.
 
-SIGINT means something only while a body runs; at any other moment it must not end the worker. SIGUSR1 makes
-faulthandler write where the main thread stands to a pipe of the host, also while C code holds the interpreter.
+SIGINT means something only while a body runs; at any other moment it must not end the worker. SIGUSR1, and a crash,
+make faulthandler write where the main thread stands to a pipe of the host, also while C code holds the interpreter.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def main(channel_fd: int, fault_fd: int, limits: dict[str, int]) -> None:
     os.set_inheritable(fault_fd, False)
     interrupts = _Interrupts()
     signal.signal(signal.SIGINT, interrupts)
+    faulthandler.enable(file=fault_fd, all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=fault_fd, all_threads=False)
     sys.argv = [""]
     output = Output(channel)

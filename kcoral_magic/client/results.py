@@ -85,12 +85,14 @@ class Collector:
         self.finished: m.Finished | None = None
         self._error: tuple[m.Error, Sequence[framing.Buffer]] | None = None
         self._text: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        self._gap = (0, 0)  # bytes and lines left out since the last text
 
     def take(self, output: Output) -> None:
         """The next output."""
         result, body = self.result, output.body
         match body:
             case m.Stream(name=name):
+                self._end_gap()
                 self._text[name].append(output.text)
             case m.Display(mimes=mimes):
                 result.displays.append(bundle.unpack(mimes, output.buffers)[0])
@@ -100,15 +102,21 @@ class Collector:
                 result.notices.append(text)
             case m.Skip(stream_bytes=stream_bytes, lines=lines):
                 result.skipped_bytes += stream_bytes
-                self._text["stdout"].append(f"\n{skipped_text(stream_bytes, lines)}\n")
+                self._gap = (self._gap[0] + stream_bytes, self._gap[1] + lines)
             case m.Error():
                 self._error = (body, output.buffers)
             case m.Finished():
+                self._end_gap()
                 self.finished = body
                 result.elapsed_ms = body.elapsed_ms
                 result.stdout, result.stderr = ("".join(self._text[name]) for name in ("stdout", "stderr"))
             case _:
                 pass
+
+    def _end_gap(self) -> None:
+        gap, self._gap = self._gap, (0, 0)
+        if gap[0]:
+            self._text["stdout"].append(f"\n{skipped_text(*gap)}\n")
 
     def exception(self) -> BaseException | None:
         """What the execution raises here; ``None`` if it went well."""

@@ -444,7 +444,7 @@ class Gone(_Wire, frozen=True):
 
 
 class Replace(_Wire, frozen=True):
-    """The worker still answers but cannot be used again (a sticky CUDA fault); ``message`` says why."""
+    """After the running execution the worker must not be used again (a sticky CUDA fault); ``message`` says why."""
 
     message: Text
 

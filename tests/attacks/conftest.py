@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from kcoral_magic import Client
-from tests.attacks.layouts import BoxedGateway, Cell, Layout, Unavailable, find
+from tests.attacks.cells import Cell
+from tests.attacks.layouts import BoxedGateway, Layout, Unavailable, find
 from tests.support import until
 
 LEVELS = ("strict", "user")
@@ -43,9 +44,7 @@ def layout(request: pytest.FixtureRequest, open_folder: Path) -> Layout:
 def gateway(layout: Layout, open_folder: Path) -> Iterator[BoxedGateway]:
     """A gateway with tight limits and with secrets around it."""
     (folder := open_folder / f"gateway-{layout.level}").mkdir()
-    process = BoxedGateway(
-        layout, folder, "--memory-gib", "0.5", "--workspace-gib", "0.125", "--processes", "48"
-    )
+    process = BoxedGateway(layout, folder, "--memory-gib", "0.5", "--workspace-gib", "0.125", "--processes", "48")
     yield process
     process.stop()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import compileall
 import importlib.metadata
-import json
 import os
 import shutil
 import subprocess
@@ -22,8 +21,6 @@ import psutil
 from packaging.requirements import Requirement
 
 import kcoral_gateway
-from kcoral_magic import Client, RemoteError
-from kcoral_magic.client.sync import Session
 from tests.support import GatewayProcess
 
 UNPRIVILEGED = 65534  # nobody: in every distribution, owner of nothing
@@ -97,7 +94,9 @@ def _interpreters(folder: Path) -> Iterator[Path]:
 def _trouble(python: Path) -> str:
     """Why the unprivileged user cannot run the gateway with ``python``; empty if they can."""
     # A second start, since setpriv's own exec still has root's rights over the path.
-    probe = "import kcoral_gateway.app, IPython, subprocess, sys; subprocess.run([sys.executable, '-c', ''], check=True)"
+    probe = (
+        "import kcoral_gateway.app, IPython, subprocess, sys; subprocess.run([sys.executable, '-c', ''], check=True)"
+    )
     command = [*_DROP, str(python), "-c", probe]
     done = subprocess.run(command, capture_output=True, text=True, cwd="/", env={"HOME": "/"})
     return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no reason given"])[-1]
@@ -113,7 +112,9 @@ def _environment(folder: Path, base: Path) -> Path:
     (folder / "bin" / "python").symlink_to(base)
     for name in ("kcoral_gateway", "kcoral_magic"):
         shutil.copytree(_PACKAGES / name, packages / name, ignore=shutil.ignore_patterns("__pycache__"))
-        compileall.compile_dir(packages / name, quiet=1)  # nobody else could write these, and every worker would compile
+        compileall.compile_dir(
+            packages / name, quiet=1
+        )  # nobody else could write these, and every worker would compile
     for distribution in _needed("kcoral-magic[gateway]"):
         for file in distribution.files or ():
             if ".." in file.parts or file.parts[0].startswith(("__editable__", "_editable_impl")):
@@ -192,44 +193,3 @@ class BoxedGateway(GatewayProcess):
         command = self._command[: self._command.index("--port")]
         made = subprocess.run([*command, "token", "add", name], capture_output=True, text=True, check=True, cwd="/")
         return made.stdout.strip()
-
-
-class Cell:
-    """A session whose cells answer with a value: ``ask`` runs a body and reads what it called ``answer``."""
-
-    def __init__(self, client: Client, name: str = "", *, gpus: int | None = None) -> None:
-        self.client = client
-        self.session: Session = client.session(name, gpus=gpus)
-
-    def ask(self, body: str) -> object:
-        """The JSON twin of ``answer`` after ``body`` has run."""
-        result = self.session.run(f"{_PRELUDE}\n{body}\nprint(_json.dumps(answer))")
-        return json.loads(result.stdout.splitlines()[-1])
-
-    def refusal(self, expression: str) -> str:
-        """How ``expression`` fails in a cell: ``ENOENT`` and the like, or ``done: …`` if it does not."""
-        try:
-            result = self.session.run(f"{_PRELUDE}\n_attempt = lambda: ({expression})\n_attempt()")
-        except OSError as error:
-            import errno
-
-            return errno.errorcode.get(error.errno or 0, repr(error))
-        except RemoteError as error:
-            return f"{error.ename}: {error.evalue}"
-        return f"done: {(result.text or '')[:500]}"
-
-
-# What attacks are made of. libc's calls raise OSError, as Python's own do.
-_PRELUDE = """
-import ctypes as _c, json as _json, mmap, os, signal, socket, struct, subprocess, sys, time
-_libc = _c.CDLL(None, use_errno=True)
-_libc.syscall.restype = _c.c_long
-def call(result):
-    if result < 0:
-        code = _c.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
-def syscall(number, *arguments):
-    _c.set_errno(0)
-    return call(_libc.syscall(*(_c.c_long(a) if isinstance(a, int) else a for a in (number, *arguments))))
-"""
