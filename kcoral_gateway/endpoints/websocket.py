@@ -99,6 +99,7 @@ class _Client:
         self._connection = c.GatewayConnection()
         self._liveness = c.Liveness(time.monotonic())
         self._executions: dict[str, Execution] = {}
+        self._catching_up: set[str] = set()
         self._answers: deque[bytes] = deque()
         self._wanted = asyncio.Event()
         self._drained = asyncio.Event()
@@ -188,7 +189,10 @@ class _Client:
                 self._watch(service.execute(who, hello, body, bytes(buffers[0])))
             case m.Attach(execution_id=execution_id, after=after):
                 self._watch(service.attach(who, execution_id, after))
+                self._catching_up.add(execution_id)
+                self._wake()
             case m.Detach(execution_id=execution_id):
+                self._catching_up.discard(execution_id)
                 execution = self._executions.pop(execution_id, None)
                 if execution is not None:
                     execution.watchers.discard(self._wake)
@@ -269,16 +273,17 @@ class _Client:
         return True
 
     def _let_go(self, execution: Execution) -> None:
-        """Of finished executions only the newest of each session is watched on, for what its threads print late."""
+        """A finished execution is watched on, for what its threads print late, until its session's next one."""
         if not execution.journal.is_finished:
             return
-        for other in list(self._executions.values()):
-            if other is not execution and other.session == execution.session and other.journal.is_finished:
-                reader = self._connection.readers.get(other.execution_id)
-                if reader is None or reader.next > other.journal.last:
-                    self._connection.readers.pop(other.execution_id, None)
-                    del self._executions[other.execution_id]
-                    other.watchers.discard(self._wake)
+        if execution.execution_id in self._catching_up:
+            self._catching_up.discard(execution.execution_id)
+            self._answer(m.CaughtUp(execution.execution_id))
+        newest = [other for other in self._executions.values() if other.session == execution.session][-1]
+        if newest is not execution:
+            self._connection.readers.pop(execution.execution_id, None)
+            del self._executions[execution.execution_id]
+            execution.watchers.discard(self._wake)
 
     async def _ticker(self) -> None:
         while True:

@@ -14,7 +14,7 @@ import os
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,7 +132,7 @@ class Journal:
         """Write what is pending."""
         if not self._pending:
             return
-        with open(self._path, "ab") as file:
+        with open(self._path, "ab", opener=_private) as file:
             file.write(self._pending)
         self._written += len(self._pending)
         self._pending.clear()
@@ -246,3 +246,26 @@ class Journal:
             self._others.append(event.number)
         if isinstance(event.body, m.Finished):
             self.is_finished, self._finish_number = True, event.number
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def prune(folder: Path, *, now: float, days: float, total_bytes: int, keep: Collection[str]) -> list[str]:
+    """Remove a principal's journals that are too old, then the oldest until the rest fits; the ids removed.
+
+    Args:
+        now: Unix time.
+        keep: Executions that are still needed, whatever their age.
+    """
+    removed = []
+    found = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in folder.glob("*.events"))
+    used = sum(size for _, size, _ in found)
+    for written, size, path in found:
+        if path.stem in keep or (now - written <= days * 86400 and used <= total_bytes):
+            continue
+        path.unlink(missing_ok=True)
+        removed.append(path.stem)
+        used -= size
+    return removed

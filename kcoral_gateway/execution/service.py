@@ -16,7 +16,7 @@ from typing import Any, TypeVar, assert_never
 from kcoral_gateway.config import Config
 from kcoral_gateway.engines.base import Engine, Shape
 from kcoral_gateway.execution import admission as a
-from kcoral_gateway.execution.journal import FLUSH_S, Journal
+from kcoral_gateway.execution.journal import FLUSH_S, Journal, prune
 from kcoral_gateway.execution.sessions import Execution, Link, Session, Worker, gpu_message
 from kcoral_magic.errors import (
     ExecutionLost,
@@ -31,6 +31,7 @@ from kcoral_magic.protocol import messages as m
 
 _log = getLogger(__name__)
 _SWEEP_S = 5.0
+_PRUNE_S = 600.0
 _KEPT = 2000  # finished executions whose index stays in memory; older ones are read from disk when asked for
 _OTHER_BYTES = 256 * 1024 * 1024  # of one execution's displays
 _RESTARTED = "the gateway was restarted while this cell ran: its session is gone"
@@ -620,10 +621,28 @@ class Service:
                 except OSError as error:  # a full disk must not end the gateway; what is pending stays in memory
                     _log.error("a journal cannot be written", extra={"execution": execution_id, "error": str(error)})
 
+    def _prune(self) -> None:
+        live = {e.execution_id for s in self._sessions.values() for e in (*s.queue, s.current) if e}
+        for folder in self._config.journals_dir.glob("*"):
+            removed = prune(
+                folder,
+                now=time.time(),
+                days=self._config.journal_days,
+                total_bytes=self._config.journal_bytes,
+                keep=live,
+            )
+            for execution_id in removed:
+                self._on_disk.discard(execution_id)
+                self._executions.pop(execution_id, None)
+
     async def _sweep(self) -> None:
+        pruned_s = float("-inf")
         while True:
             await asyncio.sleep(_SWEEP_S)
             self._end_abandoned()
+            if time.monotonic() - pruned_s > _PRUNE_S:
+                pruned_s = time.monotonic()
+                self._prune()
             if len(self._executions) > _KEPT:
                 live = {e.execution_id for s in self._sessions.values() for e in (*s.queue, s.current) if e}
                 for execution_id in list(self._executions)[: len(self._executions) - _KEPT]:

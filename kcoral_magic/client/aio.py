@@ -38,6 +38,12 @@ _KEPT_FINISHED = 16
 Reply = TypeVar("Reply")
 
 
+def is_last(output: Output, *, is_own: bool) -> bool:
+    """Whether a reader has come to the end: of an own execution with ``Finished``, of a journal when caught up."""
+    body = output.body
+    return isinstance(body, m.CaughtUp) or (isinstance(body, m.Finished) and (is_own or output.number == 0))
+
+
 _process = secrets.token_hex(8)
 _serial = itertools.count(1)
 
@@ -249,6 +255,10 @@ class AsyncClient:
                 execution = self._executions.get(execution_id)
                 if execution is not None:
                     execution.deliver(Output(to, body))
+            case m.CaughtUp(execution_id=execution_id):
+                execution = self._executions.get(execution_id)
+                if execution is not None and not execution.is_own:
+                    execution.deliver(Output(0, body))
             case m.Problem(code=code, message=text, execution_id=execution_id, request=request):
                 self._on_problem(code, text, execution_id, request)
             case m.Ping() | m.Pong():
@@ -362,14 +372,17 @@ class AsyncExecution:
         self._sink = sink or self._queue.put_nowait
         self._collector = Collector(execution_id)
         self._unacked_bytes = 0
+        self._is_told = False  # its ``Finished`` has come
+        self._is_read = False  # its reader has the last output
 
     def deliver(self, output: Output) -> None:
         """The client's: the next output has arrived."""
         if isinstance(output.body, m.Finished):
-            if self.is_finished:
+            if self._is_told:
                 return
-            self.is_finished = True
+            self._is_told = True
             self._client._forget(self.execution_id)
+        self.is_finished = self.is_finished or is_last(output, is_own=self.is_own)
         self._sink(output)
 
     def redirect(self, sink: Callable[[Output], None]) -> None:
@@ -377,8 +390,9 @@ class AsyncExecution:
         self._sink = sink
 
     async def __aiter__(self) -> AsyncIterator[Output]:
-        while self._collector.finished is None:
+        while not self._is_read:
             output = await self._queue.get()
+            self._is_read = is_last(output, is_own=self.is_own)
             self._collector.take(output)
             self._unacked_bytes += output.size
             if self._unacked_bytes >= _ACK_BYTES:
@@ -398,7 +412,7 @@ class AsyncExecution:
         error = self._collector.exception()
         if error is not None:
             raise error
-        return self._collector.result
+        return self._collector.collected()
 
     async def interrupt(self, *, kill: bool = False) -> None:
         """One press of stop; with ``kill`` the end of the worker and its session's state."""

@@ -36,7 +36,7 @@ class Output:
     """One event of an execution as its reader gets it. ``number`` is 0 for what the client itself has to say."""
 
     number: int
-    body: m.EventBody | m.Skip | Reconnecting | Reconnected
+    body: m.EventBody | m.Skip | m.CaughtUp | Reconnecting | Reconnected
     buffers: Sequence[framing.Buffer] = ()
 
     @property
@@ -109,9 +109,13 @@ class Collector:
                 self._end_gap()
                 self.finished = body
                 result.elapsed_ms = body.elapsed_ms
-                result.stdout, result.stderr = ("".join(self._text[name]) for name in ("stdout", "stderr"))
             case _:
                 pass
+
+    def collected(self) -> Result:
+        """The result so far."""
+        self.result.stdout, self.result.stderr = ("".join(self._text[name]) for name in ("stdout", "stderr"))
+        return self.result
 
     def _end_gap(self) -> None:
         gap, self._gap = self._gap, (0, 0)

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
-from kcoral_magic.client.aio import EVERYTHING, AsyncClient, AsyncExecution, AsyncSession, new_id
+from kcoral_magic.client.aio import EVERYTHING, AsyncClient, AsyncExecution, AsyncSession, is_last, new_id
 from kcoral_magic.client.results import Collector, Output, Result
 from kcoral_magic.protocol import messages as m
 
@@ -112,7 +112,7 @@ class Client:
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         sent = self._loop.start(self.aio.attach(execution_id, view=view, sink=outputs.put))
         sent.result()
-        return Execution(self, outputs, execution_id, sent)
+        return Execution(self, outputs, execution_id, sent, is_own=False)
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._loop.call(coroutine)
@@ -142,7 +142,7 @@ class Session:
         )
         if not self._client.aio.is_connected:
             sent.result()  # what cannot connect says so here
-        return Execution(self._client, outputs, execution_id, sent)
+        return Execution(self._client, outputs, execution_id, sent, is_own=True)
 
     def run(self, source: str, **options: Any) -> Result:
         """As ``AsyncSession.run``."""
@@ -161,7 +161,13 @@ class Execution:
     """As ``AsyncExecution``: an iterator over ``Output``s."""
 
     def __init__(
-        self, client: Client, outputs: queue.SimpleQueue[Output], execution_id: str, sent: Future[AsyncExecution]
+        self,
+        client: Client,
+        outputs: queue.SimpleQueue[Output],
+        execution_id: str,
+        sent: Future[AsyncExecution],
+        *,
+        is_own: bool,
     ) -> None:
         self.execution_id = execution_id
         self._client = client
@@ -169,6 +175,8 @@ class Execution:
         self._sent = sent
         self._collector = Collector(execution_id)
         self._unacked_bytes = 0
+        self._is_own = is_own
+        self._is_read = False
 
     @property
     def outputs(self) -> queue.SimpleQueue[Output]:
@@ -176,7 +184,7 @@ class Execution:
         return self._outputs
 
     def __iter__(self) -> Iterator[Output]:
-        while self._collector.finished is None:
+        while not self._is_read:
             try:
                 output = self._outputs.get(timeout=_WAKE_S)
             except queue.Empty:
@@ -203,6 +211,7 @@ class Execution:
     def take(self, output: Output) -> None:
         """An output was read: it counts for the result and for the credit."""
         self._collector.take(output)
+        self._is_read = is_last(output, is_own=self._is_own)
         self._unacked_bytes += output.size
         if self._unacked_bytes >= _ACK_BYTES:
             size, self._unacked_bytes = self._unacked_bytes, 0
@@ -219,11 +228,11 @@ class Execution:
         error = self.exception()
         if error is not None:
             raise error
-        return self._collector.result
+        return self._collector.collected()
 
     def collected(self) -> Result:
         """What was read so far, whether it ended well or not."""
-        return self._collector.result
+        return self._collector.collected()
 
     def exception(self) -> BaseException | None:
         """What ``result`` would raise, once it has been read to its end."""

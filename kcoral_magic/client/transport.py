@@ -136,6 +136,7 @@ class Transport:
         while True:
             why = await self._receive(websocket)
             self._websocket = None
+            self._connection.closed()
             websocket.transport.abort()
             lost_s = time.monotonic()
             self._on_state(0.0, why)

@@ -1,12 +1,16 @@
 """Tab on a ``%kcoral`` or ``%%kcoral`` line: subcommands, options, session names. Never the network: it must not stall.
 
-IPython asks ``complete_command`` hooks with the line so far; the first word is the magic's name.
+An IPython matcher (API version 2): on our lines it suppresses the others, which would offer Python names there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from IPython.core.completer import SimpleCompletion, context_matcher
+
+_TAKES_SESSION = ("interrupt", "restart", "close")
 
 
 class Completer:
@@ -15,29 +19,37 @@ class Completer:
     def __init__(
         self,
         cell_options: Sequence[str],
-        subcommands: dict[str, Sequence[str]],
+        subcommands: Mapping[str, Sequence[str]],
         session_names: Callable[[], Sequence[str]],
     ) -> None:
         self._cell_options = cell_options
         self._subcommands = subcommands
         self._session_names = session_names
 
-    def __call__(self, completer: Any, event: Any) -> list[str]:
-        """IPython's hook: the candidates for ``event.symbol``."""
-        words = event.line.split()
-        is_cell = event.line.lstrip().startswith("%%")
-        symbol = event.symbol
-        done = words[1:] if not symbol else words[1:-1]
-        if (done and done[-1] == "--session") or (
-            not is_cell and done[:1] in (["restart"], ["close"], ["interrupt"]) and not symbol.startswith("-")
-        ):
-            candidates: Sequence[str] = self._session_names()
-        elif done and done[-1] == "--gpus":
-            candidates = ["1", "2", "4", "8", "all"]
-        elif is_cell:
-            candidates = [option for option in self._cell_options if option not in done]
-        elif not done:
-            candidates = list(self._subcommands)
-        else:
-            candidates = [option for option in self._subcommands.get(done[0], ()) if option not in done]
-        return [candidate for candidate in candidates if candidate.startswith(symbol)]
+    @context_matcher(identifier="kcoral_magic")  # type: ignore[untyped-decorator]  # IPython is partly annotated
+    def match(self, context: Any) -> dict[str, Any]:
+        """IPython's matcher, with its ``CompletionContext``."""
+        line = context.text_until_cursor
+        if not line.lstrip().startswith(("%kcoral ", "%%kcoral ")):
+            return {"completions": []}
+        found = [SimpleCompletion(text=text, type="param") for text in self.candidates(line)]
+        return {"completions": found, "suppress": True, "ordered": True}
+
+    def candidates(self, line: str) -> list[str]:
+        """What the word at the end of ``line`` may become."""
+        magic, *words = line.split()
+        symbol = "" if line[-1:].isspace() or not words else words.pop()
+        return [text for text in self._offers(magic, words, symbol) if text.startswith(symbol)]
+
+    def _offers(self, magic: str, done: list[str], symbol: str) -> Sequence[str]:
+        if done[-1:] == ["--session"]:
+            return self._session_names()
+        if done[-1:] == ["--gpus"]:
+            return ["1", "2", "4", "8", "all"]
+        if magic == "%%kcoral":
+            return [option for option in self._cell_options if option not in done]
+        if not done:
+            return list(self._subcommands)
+        if done[0] in _TAKES_SESSION and not symbol.startswith("-"):
+            return self._session_names()
+        return [option for option in self._subcommands.get(done[0], ()) if option not in done]

@@ -155,7 +155,8 @@ class KCoral(Magics):
         )
         execution = session.execute(
             cell,
-            place=m.Place(self.shell.execution_count, self._first_line(cell)),
+            # The hook knows the count in IPython 8 and 9 alike: 9 counts up before a cell runs, 8 after.
+            place=m.Place(self.shell.displayhook.prompt_count, self._first_line(cell)),
             view=m.View(self.head_bytes, self.tail_bytes),
             timeout_s=options.timeout,
             queue_timeout_s=options.queue_timeout,
@@ -310,8 +311,7 @@ def load(shell: Any) -> None:
         return
     magics = KCoral(shell)
     shell.register_magics(magics)
-    for prefix in ("%%", "%"):
-        shell.set_hook("complete_command", magics.completer, str_key=f"{prefix}{_NAME}")
+    shell.Completer.custom_matchers.append(magics.completer.match)
     shell.showsyntaxerror = _syntax_error_shower(shell)
     _loaded[id(shell)] = magics
 
@@ -343,7 +343,5 @@ def unload(shell: Any) -> None:
     shell.magics_manager.registry.pop(type(magics).__name__, None)
     if magics in shell.configurables:
         shell.configurables.remove(magics)
-    hooks = shell.strdispatchers.get("complete_command")
-    for prefix in ("%%", "%"):
-        if hooks is not None:
-            hooks.strs.pop(f"{prefix}{_NAME}", None)
+    if magics.completer.match in shell.Completer.custom_matchers:
+        shell.Completer.custom_matchers.remove(magics.completer.match)

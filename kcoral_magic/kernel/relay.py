@@ -106,6 +106,8 @@ class Relay:
                     self._surface.settle(
                         f"[kcoral: the connection was away for {html.duration(lost_s)}; nothing is missing]"
                     )
+            case m.CaughtUp():
+                pass
             case m.Error() | m.Finished():
                 self._output_begins()
             case _:

@@ -5,8 +5,8 @@ Each end takes frames and ``now`` (monotonic seconds) and gives frames to send a
 
 * Events of an execution are numbered from 1 without gaps. A client drops what it has, and treats a gap as a broken
   connection: reconnecting and attaching after its last number heals any loss.
-* A body is sent again only to the same gateway instance, which drops the repeat by its id. A new instance is asked
-  what it knows (``Attach``) and never told to run: nothing ever runs twice.
+* A body is sent again only to the gateway instance that may have it, which drops the repeat by its id. Another
+  instance is asked what it knows (``Attach``) and never told to run: nothing ever runs twice.
 * The gateway keeps at most ``CREDIT_BYTES`` of an execution unacknowledged. A client acknowledges what its reader has
   consumed, so a slow reader slows only its own view; the rest waits in the journal.
 * A side that has heard nothing for ``PING_AFTER_S`` asks; after ``DEAD_AFTER_S`` it gives the path up. Websocket
@@ -110,6 +110,8 @@ class _Track:
 
     execute: tuple[m.Execute, tuple[framing.Buffer, ...]] | None  # kept until the first event proves it arrived
     view: m.View
+    sent_to: str | None = None  # the gateway instance that may have it
+    is_attached: bool = False  # it is read to its end, what came late included
     last: int = 0
     consumed_bytes: int = 0  # since the last Ack
     is_finished: bool = False
@@ -125,7 +127,7 @@ class ClientConnection:
         self._hello = hello
         self._decoder: framing.Decoder[m.ToClient] | None = None
         self._tracks: dict[str, _Track] = {}
-        self._instance: str | None = None
+        self._instance: str | None = None  # while a websocket is open
         self.welcome: m.Welcome | None = None
 
     @property
@@ -135,35 +137,43 @@ class ClientConnection:
 
     def hello(self) -> bytes:
         """The first frame of a new websocket."""
-        self._decoder = None
+        self.closed()
         return encode_handshake(self._hello)
+
+    def closed(self) -> None:
+        """The websocket has ended: what is asked from now on waits for the next one."""
+        self._decoder = None
+        self._instance = None
 
     def opened(self, frame: framing.Buffer) -> list[bytes]:
         """Take the gateway's ``Welcome``; the frames that resume everything unfinished."""
         self.welcome = decode_welcome(frame)
         self._decoder = framing.Decoder[m.ToClient](m.ToClient)
-        is_same = self._instance in (None, self.welcome.instance)
         self._instance = self.welcome.instance
         frames: list[bytes] = []
         for execution_id, track in self._tracks.items():
             if track.is_finished:
                 continue
             track.consumed_bytes = 0
-            if track.execute is not None and is_same:
+            if track.execute is not None and track.sent_to in (None, self._instance):
+                track.sent_to = self._instance
                 frames += framing.encode(*track.execute)
             else:
                 frames += framing.encode(m.Attach(execution_id, track.last, track.view))
         return frames
 
     def execute(self, message: m.Execute, source: bytes) -> list[bytes]:
-        """The frames that ask for a new execution; kept for resending until its first event."""
+        """The frames that ask for a new execution; kept for resending until its first event.
+
+        Without an open websocket there are none: ``opened`` gives them to the next gateway, whichever it is.
+        """
         frames = framing.encode(message, (source,))
-        self._tracks[message.execution_id] = _Track((message, (source,)), message.view)
-        return frames
+        self._tracks[message.execution_id] = _Track((message, (source,)), message.view, self._instance)
+        return frames if self._instance is not None else []
 
     def attach(self, execution_id: str, view: m.View) -> list[bytes]:
         """The frames that read an execution from its start, whoever began it."""
-        self._tracks[execution_id] = _Track(None, view)
+        self._tracks[execution_id] = _Track(None, view, is_attached=True)
         return framing.encode(m.Attach(execution_id, 0, view))
 
     def forget(self, execution_id: str) -> list[bytes]:
@@ -192,13 +202,15 @@ class ClientConnection:
                     raise ProtocolError(f"event {track.last + 1} of {execution_id} was due, got {number}")
                 track.last = number
                 track.execute = None
-                track.is_finished = track.is_finished or isinstance(body, m.Finished)
+                track.is_finished = track.is_finished or (isinstance(body, m.Finished) and not track.is_attached)
             case m.Skip(execution_id=execution_id, to=to):
                 track = self._tracks.get(execution_id)
                 if track is None or to <= track.last:
                     return None
                 track.last = to
                 track.execute = None
+            case m.CaughtUp(execution_id=execution_id) if execution_id in self._tracks:
+                self._tracks[execution_id].is_finished = True
             case m.Problem(execution_id=execution_id) if execution_id in self._tracks:
                 self._tracks[execution_id].is_finished = True
             case _:

@@ -351,6 +351,12 @@ class Skip(_Wire, frozen=True):
     lines: Number
 
 
+class CaughtUp(_Wire, frozen=True):
+    """After an ``Attach``: the execution has finished, and everything of it so far has been sent."""
+
+    execution_id: ExecutionId
+
+
 class Problem(_Wire, frozen=True):
     """The gateway refuses something; the connection stays open unless a close frame follows."""
 
@@ -389,7 +395,7 @@ class Done(_Wire, frozen=True):
     request: Number
 
 
-ToClient = Event | Skip | Problem | Ping | Pong | Sessions | GpuList | Executions | Done
+ToClient = Event | Skip | CaughtUp | Problem | Ping | Pong | Sessions | GpuList | Executions | Done
 
 # ── Gateway ⇄ worker host ───────────────────────────────────────────────────────────────────────────────────────────
 

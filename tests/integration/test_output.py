@@ -12,6 +12,7 @@ from kcoral_magic.client.aio import NOTEBOOK
 from kcoral_magic.client.results import Output
 from kcoral_magic.client.sync import Session
 from kcoral_magic.protocol import messages as m
+from tests.support import until
 
 
 @pytest.fixture
@@ -170,8 +171,12 @@ def test_what_a_thread_prints_after_its_cell_is_late_and_not_lost(client: Client
     execution = session.execute(source)
     execution.result()
     session.run("x = 1")
+    assert client.attach(execution.execution_id).result().stdout == ""
     fourth = session.execute("stop.set(); thread.join(); print('own')")
     assert fourth.result().stdout == "late\nown\n"
+    last = session.execute(f"{source}\nprint('now')\nstop.set()")
+    assert last.result().stdout.startswith("now\n")
+    until(lambda: client.attach(last.execution_id).result().stdout == "now\nlate\n", 5)
 
 
 def test_line_numbers_and_sources_are_the_notebooks(session: Session) -> None:
