@@ -7,35 +7,14 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from kcoral_gateway.config import Device
 from kcoral_gateway.execution.journal import Journal
+from kcoral_gateway.execution.workers import Worker
 from kcoral_magic.errors import SessionShapeError
 from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
-
-
-class Link(Protocol):
-    """The gateway's end of one worker host's connection."""
-
-    def send(self, body: object, buffers: Sequence[framing.Buffer] = ()) -> None:
-        """Send a message."""
-
-    def close(self) -> None:
-        """End the host: it ends its worker when its gateway hangs up."""
-
-
-@dataclass
-class Worker:
-    """A worker as the gateway sees it: on its way, ready, or gone with a cause."""
-
-    ticket: str
-    ready: asyncio.Future[Link]
-    start_ms: float = 0.0
-    gone: str | None = None
-    poison: str | None = None  # why it will be gone once its running execution has ended
-    is_ending: bool = False
 
 
 @dataclass
@@ -77,13 +56,13 @@ class Execution:
 State = Literal["new", "queued", "starting", "idle", "running", "lost"]
 
 
-@dataclass
+@dataclass(eq=False)
 class Session:
     """A named execution context of one principal."""
 
     principal: str
     name: str
-    client_id: str
+    instance: str  # of the client that opened it
     gpus: int | None  # how many it was asked with; None until a first cell says or the default applies
     created_s: float
     python: str = sys.executable
@@ -109,6 +88,18 @@ class Session:
     def shown_name(self) -> str:
         """What people call it; a client's own session has no name."""
         return self.name if self.is_named else ""
+
+    def info(self, now: float) -> m.SessionInfo:
+        """As its principal sees it; ``now`` is monotonic."""
+        return m.SessionInfo(
+            self.shown_name,
+            self.state,
+            tuple(gpu_message(device) for device in self.devices or ()),
+            len(self.queue),
+            self.executions,
+            self.created_s,
+            None if self.current is not None else max(0.0, now - (self.idle_since_s or now)),
+        )
 
     def reshape(self, gpus: int | None) -> bool:
         """Take an explicit shape. Whether the placement must change.
