@@ -28,18 +28,33 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Printing(NotebookClient):
-    """Prints each output message when it arrives."""
+    """Prints each output message when it arrives; what is updated in place, on one line of a terminal."""
+
+    live = ""
+
+    def show_live(self, text: str) -> None:
+        self.live = text
+        if sys.stdout.isatty():
+            show(f"\r\x1b[K{text}")
+
+    def end_live(self) -> None:
+        if self.live:
+            show("\n" if sys.stdout.isatty() else f"{self.live}\n")
+        self.live = ""
 
     def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:
         content = msg["content"]
         match msg["msg_type"]:
+            case "display_data" | "update_display_data" if content.get("transient", {}).get("display_id"):
+                self.show_live(content["data"].get("text/plain", ""))
             case "stream":
+                self.end_live()
                 show(content["text"])
             case "display_data" | "execute_result":
+                self.end_live()
                 bundle(content["data"])
-            case "update_display_data":
-                bundle(content["data"], end="")
             case "error":
+                self.end_live()
                 show("\n".join(content["traceback"]) + "\n")
         return super().process_message(msg, cell, cell_index)
 
@@ -48,12 +63,12 @@ def show(text: str) -> None:
     print(text if sys.stdout.isatty() else _ANSI.sub("", text), end="", flush=True)
 
 
-def bundle(data: dict[str, Any], end: str = "\n") -> None:
+def bundle(data: dict[str, Any]) -> None:
     if "image/png" in data:
         size = len(base64.b64decode(data["image/png"]))
         show(f"[a picture, {size:,} bytes: see it in the notebook]\n")
-    elif sys.stdout.isatty() or end:
-        show(f"\r{data.get('text/plain', '')}{end}" if not end else f"{data.get('text/plain', '')}{end}")
+    else:
+        show(f"{data.get('text/plain', '')}\n")
 
 
 def gateway_options() -> str:
@@ -88,7 +103,9 @@ def main() -> None:
 
 
 def run(notebook: Any) -> None:
-    client = Printing(notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(HERE)}})
+    resources = {"metadata": {"path": str(HERE)}}
+    quiet = ["--log-level=ERROR"]
+    client = Printing(notebook, timeout=60, kernel_name="python3", resources=resources, extra_arguments=quiet)
     with client.setup_kernel():
         for index, cell in enumerate(notebook.cells):
             if cell.cell_type == "markdown":
@@ -96,6 +113,7 @@ def run(notebook: Any) -> None:
                 continue
             print("\n" + "\n".join(f"{_DIM}  │ {line}{_END}" for line in cell.source.splitlines()))
             client.execute_cell(cell, index)
+            client.end_live()
 
 
 def stop_gateways(state: Path) -> None:
