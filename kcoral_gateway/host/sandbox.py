@@ -89,11 +89,11 @@ def options(spec: HostSpec) -> list[str]:
         args += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"]
     else:
         args += ["--unshare-user", "--disable-userns", "--uid", str(_INNER_ID), "--gid", str(_INNER_ID)]
-    args += _system(spec)
     args += ["--proc", "/proc", "--dev", "/dev"]
     args += ["--perms", "1777", "--size", str(limits.shm_bytes), "--tmpfs", "/dev/shm"]
     args += ["--perms", "1777", "--size", str(limits.tmp_bytes), "--tmpfs", "/tmp"]
     args += ["--perms", "1777", "--size", str(limits.workspace_bytes), "--tmpfs", WORKSPACE]
+    args += _system(spec)  # after the tmpfs: an interpreter may lie under /tmp
     nodes = devices.nodes(spec.devices)
     for node in nodes:  # after --dev; a plain bind would keep nodev (facts, section 1.4)
         args += ["--dev-bind", node, node]
@@ -152,7 +152,7 @@ def _parents(path: str, made: set[str]) -> Iterator[str]:
     """Make the folders above a bind ourselves: bubblewrap would make them 0700, closed to a dropped user id."""
     for parent in reversed(Path(path).parents):
         name = str(parent)
-        if name not in ("/", "/usr") and name not in made and not name.startswith("/usr/"):
+        if name not in ("/", "/usr", "/tmp") and name not in made and not name.startswith("/usr/"):
             made.add(name)
             yield from ("--perms", "0755", "--dir", name)
 

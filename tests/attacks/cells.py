@@ -5,19 +5,22 @@ from __future__ import annotations
 import errno
 import json
 import queue
+import secrets
 import statistics
 import time
 from typing import Any
 
-import kcoral_magic.protocol.messages as m
+import psutil
+
 from kcoral_magic import Client, KCoralError, RemoteError
 from kcoral_magic.client.aio import EVERYTHING
 from kcoral_magic.client.results import Output
 from kcoral_magic.client.sync import Execution, Session
+from kcoral_magic.protocol import messages as m
 from tests.support import until
 
 # What attacks are made of. libc's calls raise OSError, as Python's own do.
-_PRELUDE = """
+PRELUDE = """
 import ctypes as _c, fcntl, json as _json, mmap, os, shutil, signal, socket, struct, subprocess, sys, threading, time
 _libc = _c.CDLL(None, use_errno=True)
 _libc.syscall.restype = _c.c_long
@@ -77,13 +80,13 @@ class Cell:
 
     def ask(self, body: str) -> Any:
         """The JSON twin of ``answer`` after ``body`` has run."""
-        result = self.session.run(f"{_PRELUDE}\n{body}\nprint(_json.dumps(answer))")
+        result = self.session.run(f"{PRELUDE}\n{body}\nprint(_json.dumps(answer))")
         return json.loads(result.stdout.splitlines()[-1])
 
     def refusal(self, expression: str) -> str:
         """How ``expression`` fails in a cell: ``ENOENT`` and the like, or ``done: …`` if it does not fail."""
         try:
-            result = self.session.run(f"{_PRELUDE}\n_attempt = lambda: ({expression})\n_attempt()")
+            result = self.session.run(f"{PRELUDE}\n_attempt = lambda: ({expression})\n_attempt()")
         except OSError as error:
             return errno.errorcode.get(error.errno or 0, repr(error))
         except RemoteError as error:
@@ -96,7 +99,17 @@ class Cell:
 
     def start(self, body: str, *, view: m.View = EVERYTHING) -> Running:
         """Run ``body`` and watch it."""
-        return Running(self.session.execute(f"{_PRELUDE}\n{body}", view=view))
+        return Running(self.session.execute(f"{PRELUDE}\n{body}", view=view))
+
+    def state(self) -> str:
+        """What the gateway says of the session; empty if it has none."""
+        return next((s.state for s in self.client.sessions() if s.name == self.session.name), "")
+
+    def process(self) -> psutil.Process:
+        """The session's worker as the machine sees it, found by a name it gives itself."""
+        name = secrets.token_hex(7)
+        self.session.run(f"open('/proc/self/comm', 'w').write({name!r})")
+        return next(p for p in psutil.process_iter(["name"]) if p.info["name"] == name)
 
     def latency_s(self, times: int = 15) -> float:
         """The median time of a cell that does nothing."""

@@ -14,7 +14,7 @@ import pytest
 
 from kcoral_magic import Client
 from tests.attacks.cells import Cell
-from tests.attacks.layouts import BoxedGateway, Layout, Unavailable, find
+from tests.attacks.layouts import MEMORY_GIB, PROCESSES, WORKSPACE_GIB, BoxedGateway, Layout, Unavailable, find
 from tests.support import until
 
 LEVELS = ("strict", "user")
@@ -44,7 +44,8 @@ def layout(request: pytest.FixtureRequest, open_folder: Path) -> Layout:
 def gateway(layout: Layout, open_folder: Path) -> Iterator[BoxedGateway]:
     """A gateway with tight limits and with secrets around it."""
     (folder := open_folder / f"gateway-{layout.level}").mkdir()
-    process = BoxedGateway(layout, folder, "--memory-gib", "0.5", "--workspace-gib", "0.125", "--processes", "48")
+    limits = {"--memory-gib": MEMORY_GIB, "--workspace-gib": WORKSPACE_GIB, "--processes": PROCESSES}
+    process = BoxedGateway(layout, folder, *(str(part) for limit in limits.items() for part in limit))
     yield process
     process.stop()
 
@@ -104,8 +105,11 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     assert gateway.process.poll() is None, gateway.log.read_text()[-2000:]
 
     def settled() -> bool:
-        hosts = gateway.hosts()
-        boxes = [p for host in hosts for p in host.children()]
+        try:
+            hosts = gateway.hosts()
+            boxes = [box for host in hosts for box in host.children()]
+        except psutil.NoSuchProcess:  # one ended while we looked
+            return False
         links = len(os.listdir(f"/proc/{gateway.pid}/fd"))
         return (
             len(hosts) <= gateway.held_sessions + len(gateway.principals)
@@ -124,8 +128,3 @@ def others_go_on(request: pytest.FixtureRequest, no_leaks: None) -> Iterator[Non
     if "other" in request.fixturenames:
         other: Cell = request.getfixturevalue("other")
         assert other.session.run("kept").text == "0"
-
-
-@pytest.fixture
-def sandbox_processes(gateway: BoxedGateway) -> list[psutil.Process]:
-    return gateway.workers()

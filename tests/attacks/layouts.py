@@ -18,14 +18,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+import pytest
 from packaging.requirements import Requirement
 
 import kcoral_gateway
 from tests.support import GatewayProcess
 
+MEMORY_GIB, WORKSPACE_GIB, PROCESSES = 0.5, 0.125, 48  # limits that attacks reach at once
 UNPRIVILEGED = 65534  # nobody: in every distribution, owner of nothing
 _DROP = ("setpriv", f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups")
 _PACKAGES = Path(kcoral_gateway.__file__).parents[1]
+
+
+# For attacks on what both layouts share: the journal, the wire, the host's reading of a worker.
+one_layout = pytest.mark.parametrize(
+    "layout", ["strict" if os.geteuid() == 0 else "user"], indirect=True, scope="package"
+)
 
 
 class Unavailable(Exception):
@@ -86,6 +94,8 @@ def _interpreters(folder: Path) -> Iterator[Path]:
         symlinks=True,
         ignore=shutil.ignore_patterns("site-packages", "test", "tests", "__pycache__", "idlelib", "config-*"),
     )
+    for library in (Path(sys.base_prefix) / "lib").glob("libpython*"):
+        shutil.copy2(library, base / "lib")
     (base / "bin").mkdir()
     shutil.copy2(os.path.realpath(sys.executable), base / "bin" / version)
     yield _environment(folder / "copied", base / "bin" / version)
@@ -93,9 +103,12 @@ def _interpreters(folder: Path) -> Iterator[Path]:
 
 def _trouble(python: Path) -> str:
     """Why the unprivileged user cannot run the gateway with ``python``; empty if they can."""
-    # A second start, since setpriv's own exec still has root's rights over the path.
+    # Our own packages are looked for, not imported: what is broken in them shall fail, not skip. And a second start,
+    # since setpriv's own exec still has root's rights over the path.
     probe = (
-        "import kcoral_gateway.app, IPython, subprocess, sys; subprocess.run([sys.executable, '-c', ''], check=True)"
+        "import IPython, importlib.util, msgspec, starlette, subprocess, sys, uvicorn\n"
+        "assert importlib.util.find_spec('kcoral_gateway.app') and importlib.util.find_spec('kcoral_magic.errors')\n"
+        "subprocess.run([sys.executable, '-c', ''], check=True)"
     )
     command = [*_DROP, str(python), "-c", probe]
     done = subprocess.run(command, capture_output=True, text=True, cwd="/", env={"HOME": "/"})
@@ -121,8 +134,16 @@ def _environment(folder: Path, base: Path) -> Path:
                 continue  # programs in bin/, and the pointer of an editable install to where the repository is
             target = packages / file
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(str(distribution.locate_file(file)), target)
+            _place(str(distribution.locate_file(file)), target)
     return folder / "bin" / "python"
+
+
+def _place(source: str, target: Path) -> None:
+    """``source`` under another name, which costs nothing, or a copy where that cannot be."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _needed(requirement: str) -> Iterator[importlib.metadata.Distribution]:
@@ -190,6 +211,14 @@ class BoxedGateway(GatewayProcess):
     def token(self, name: str = "tester") -> str:
         """As the base class's, which knows commands without a prefix only."""
         self.principals.add(name)
-        command = self._command[: self._command.index("--port")]
-        made = subprocess.run([*command, "token", "add", name], capture_output=True, text=True, check=True, cwd="/")
-        return made.stdout.strip()
+        return self._ask("token", "add", name)
+
+    def revoke(self, name: str) -> None:
+        """Take the tokens of ``name`` back."""
+        for line in self._ask("token", "list").splitlines():
+            if line.split()[1] == name:
+                self._ask("token", "revoke", line.split()[0])
+
+    def _ask(self, *arguments: str) -> str:
+        command = [*self._command[: self._command.index("--port")], *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout.strip()

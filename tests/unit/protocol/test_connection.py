@@ -75,12 +75,17 @@ class Gateway:
     def find(self, execution_id: str) -> Journal | None:
         """What runs here, else what a former instance left on disk, which then ends as lost."""
         path = self._path(execution_id)
-        if execution_id not in self.journals and path.exists():
+        if execution_id not in self.journals:
+            events = self._record.events.setdefault(execution_id, [])
+            if not path.exists():
+                events.clear()
+                return None
             journal = Journal.load(path, execution_id, stream_bytes=1 << 30, tail_bytes=1 << 20)
             self.journals[execution_id] = journal
+            del events[journal.last :]  # what had not been written died with its instance
             if not journal.is_finished:
                 self.emit(execution_id, m.Finished("failed", 0.0, "lost", "the gateway was restarted"))
-        return self.journals.get(execution_id)
+        return self.journals[execution_id]
 
     def run(self, execution_id: str) -> None:
         if self.find(execution_id) is not None:
@@ -92,7 +97,7 @@ class Gateway:
 
     def emit(self, execution_id: str, body: m.EventBody, text: bytes | None = None) -> None:
         number = self.journals[execution_id].append(body, () if text is None else (text,))
-        events = self._record.events.setdefault(execution_id, [])
+        events = self._record.events[execution_id]
         events.append((body, text or b""))
         assert number == len(events)
 
@@ -144,13 +149,19 @@ class Session:
         match message and message.body:
             case m.Execute(execution_id=execution_id):
                 self._gateway.run(execution_id)
-            case m.Attach(execution_id=execution_id):
+            case m.Attach(execution_id=execution_id, after=after):
                 self._flights.pop(execution_id, None)
-                if self._gateway.find(execution_id) is None:
-                    self._connection.readers.pop(execution_id)
-                    self.out += framing.encode(m.Problem("not_found", "no such execution", execution_id))
+                journal = self._gateway.find(execution_id)
+                if journal is None:
+                    self._refuse(execution_id, "not_found")
+                elif journal.is_finished and after >= journal.last:
+                    self._refuse(execution_id, "lost")
             case m.Ack(execution_id=execution_id, number=number):
                 self._flights.setdefault(execution_id, Flight()).acked(number)
+
+    def _refuse(self, execution_id: str, code: str) -> None:
+        self._connection.readers.pop(execution_id)
+        self.out += framing.encode(m.Problem(code, "nothing is left of it", execution_id))
 
     def pump(self) -> bool:
         """Send each reader one piece. Whether there was any."""
@@ -199,11 +210,12 @@ class World:
         self.up.append(self.client.hello())
 
     def cut(self) -> None:
+        self.client.closed()
         self.session, self.is_open = None, False
         self.up.clear()
 
     def send(self, frames: list[bytes]) -> None:
-        if self.is_open:  # as the transport: without a path nothing is kept, resuming will send it
+        if self.is_open:  # as the transport: without a path nothing is kept
             self.up += frames
 
     def to_gateway(self) -> None:
@@ -272,7 +284,8 @@ class World:
         for execution_id, last in self.last.items():
             events = self.record.events.get(execution_id, [])
             if execution_id in self.problems:
-                assert (self.problems[execution_id], events) == ("not_found", [])
+                assert self.problems[execution_id] == ("lost" if events else "not_found")
+                assert last >= len(events)
             else:
                 assert last == len(events)
                 assert isinstance(events[-1][0], m.Finished)
@@ -331,12 +344,17 @@ class LossyLink(RuleBasedStateMachine):
         self.world.exchange()
 
     @precondition(lambda self: self.world.session is not None)
-    @rule(is_gateway=st.booleans(), is_back=st.booleans(), is_greeted=st.booleans())
-    def the_path_is_lost(self, is_gateway: bool, is_back: bool, is_greeted: bool) -> None:
-        self.world.cut()
-        if is_gateway:
+    @rule(
+        with_it=st.sampled_from(["nothing", "the gateway", "the gateway and what it had not written"]),
+        is_back=st.booleans(),
+        is_greeted=st.booleans(),
+    )
+    def the_path_is_lost(self, with_it: str, is_back: bool, is_greeted: bool) -> None:
+        if with_it == "the gateway":
             self.world.gateway.flush()
+        if with_it != "nothing":
             self.world.replace()
+        self.world.cut()
         if is_back:
             self.it_connects(is_greeted)
 
@@ -439,9 +457,18 @@ def test_another_gateway_is_asked_what_it_knows_and_not_told_to_run() -> None:
 
 def test_a_body_given_before_the_first_connection_is_sent_with_it() -> None:
     client = c.ClientConnection(HELLO)
-    client.execute(execute(), b"1 + 1")
+    assert client.execute(execute(), b"1 + 1") == []
     client.hello()
     assert sent(client.opened(c.encode_handshake(welcome()))) == [execute()]
+
+
+def test_a_body_given_while_the_path_is_lost_runs_on_whichever_gateway_is_next() -> None:
+    client = opened_client("gateway-1")
+    client.closed()
+    assert client.execute(execute(), b"1 + 1") == []
+    assert sent(client.opened(c.encode_handshake(welcome("gateway-2")))) == [execute()]
+    client.closed()
+    assert sent(client.opened(c.encode_handshake(welcome("gateway-3")))) == [m.Attach(ID, 0)]
 
 
 def test_resuming_leaves_out_what_has_finished() -> None:
