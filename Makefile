@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check bench format clean
+.PHONY: demo test check bench gpu-check format clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python notebooks/run_demo.py
@@ -23,6 +23,9 @@ test: check
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/cells.py
+
+gpu-check: $(VENV)/.test
+	$(BIN)/pytest tests/gpu
 
 format: $(VENV)/.test
 	$(BIN)/ruff format .

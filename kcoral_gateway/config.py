@@ -54,6 +54,7 @@ class HostSpec(msgspec.Struct, frozen=True):
     devices: tuple[Device, ...] = ()
     uid: int = 0  # of the sandbox's user in the strict layout
     python: str = sys.executable
+    cgroup: str | None = None  # a folder below which the host may make one with limits
     interrupt_patience_s: float = 5.0  # after which a stuck interpreter is looked at
 
 

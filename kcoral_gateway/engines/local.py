@@ -19,6 +19,7 @@ import msgspec
 
 from kcoral_gateway.config import Config, Device, HostSpec, Level
 from kcoral_gateway.engines.base import Lease, Shape
+from kcoral_gateway.engines.cgroups import prepare
 
 _log = getLogger(__name__)
 
@@ -46,6 +47,7 @@ class LocalEngine:
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._callback: Callable[[str], None] = lambda ticket: None
         self._is_closing = False
+        self._cgroup = prepare() if level != "none" else None
 
     def on_host_exit(self, callback: Callable[[str], None]) -> None:
         """Call back with the ticket of each host process that has ended."""
@@ -109,6 +111,7 @@ class LocalEngine:
             devices=shape.devices,
             python=shape.python,
             uid=self._free_uid(),
+            cgroup=self._cgroup,
         )
         process = await asyncio.create_subprocess_exec(
             sys.executable,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from kcoral_gateway.config import HostSpec
 from kcoral_gateway.host import processes, sandbox
+from kcoral_gateway.host.cgroup import Cgroup
 from kcoral_magic.errors import SandboxUnavailable
 
 _PIPE_BYTES = 1024 * 1024  # the most an unprivileged process may ask for; fewer wake-ups under a flood
@@ -30,6 +31,7 @@ class Worker:
     fault: int
     init: int
     is_boxed: bool
+    cgroup: Cgroup | None = None
     _folder: tempfile.TemporaryDirectory[str] | None = field(default=None)
 
     @property
@@ -58,6 +60,8 @@ class Worker:
         self.channel.close()
         for descriptor in (self.stdout, self.stderr, self.fault):
             os.close(descriptor)
+        if self.cgroup is not None:
+            self.cgroup.close()
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -107,11 +111,24 @@ def launch(spec: HostSpec) -> Worker:
             pass_fds=passed,  # close_fds stays on: an inherited folder is a way out (facts, trap 2)
             start_new_session=spec.level == "none",
         )
+    cgroup = _limit(spec, process.pid)
     init = process.pid if info is None else _child_pid(info)
     for descriptor in (stdout, stderr, fault):
         os.set_blocking(descriptor, False)
     ours.setblocking(False)
-    return Worker(process, ours, stdout, stderr, fault, init, info is not None, folder)
+    return Worker(process, ours, stdout, stderr, fault, init, info is not None, cgroup, folder)
+
+
+def _limit(spec: HostSpec, pid: int) -> Cgroup | None:
+    """Bubblewrap has not started anything yet that matters: what it starts inherits the limits."""
+    if spec.cgroup is None:
+        return None
+    try:
+        cgroup = Cgroup(spec.cgroup, f"kcoral-worker-{pid}", spec.limits)
+        cgroup.add(pid)
+    except OSError:  # the watchdog still watches
+        return None
+    return cgroup
 
 
 def _own_environment() -> dict[str, str]:

@@ -450,6 +450,9 @@ class Host:
         at = f" at {place}" if place else ""
         if not self._is_ready:
             return f"the worker did not start (exit code {code})"
+        if self._worker.cgroup is not None and self._worker.cgroup.was_out_of_memory:
+            limit = self._spec.limits.memory_bytes / 2**30
+            return f"the worker used more than its limit of {limit:.2f} GiB of memory: the system ended it{at}"
         if 0 < number < 65:
             name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
             hint = {
