@@ -231,7 +231,9 @@ def paused_client(target: Target, process: psutil.Process, report: Report) -> No
         "        print('.', end='', flush=True)\n"
     )
     reader = subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert reader.stdin is not None and reader.stdout is not None and target.token is not None
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    assert target.token is not None
     before = process.memory_info().rss
     reader.stdin.write(target.token.encode() + b"\n")
     reader.stdin.close()
@@ -304,7 +306,8 @@ def measure(
 def in_kernel(target: Target, report: Report, count: int) -> None:
     """``%%kcoral`` in a kernel against a plain cell of that kernel."""
     with contextlib.closing(Kernel()) as kernel:
-        assert target.url and target.token
+        assert target.url
+        assert target.token
         kernel.run(
             f"import os; os.environ.update(KCORAL_MAGIC_URL={target.url!r}, KCORAL_MAGIC_TOKEN={target.token!r})"
         )

@@ -23,8 +23,9 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--state", type=Path, default=default_state_dir(), help="state folder (default: %(default)s)")
     commands = top.add_subparsers(dest="command")
     serve = commands.add_parser("serve", help="serve clients (the default)")
-    for where in (top, serve):
-        _serve_options(where)
+    serve.add_argument("--state", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    _serve_options(top, "allow_host")
+    _serve_options(serve, "allow_host_too")  # else the second list would replace the first
     token = commands.add_parser("token", help="who may come in").add_subparsers(dest="action", required=True)
     token.add_parser("add", help="make a token; it is shown once").add_argument("name")
     token.add_parser("list", help="names and ids of all tokens")
@@ -33,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _serve_options(to: argparse.ArgumentParser) -> None:
+def _serve_options(to: argparse.ArgumentParser, allow_host: str) -> None:
     # SUPPRESS: an option not given to `serve` must not overwrite one given before it.
     add = to.add_argument
     add("--host", default=argparse.SUPPRESS, help="address to listen on (127.0.0.1); 'none': the unix socket only")
@@ -41,7 +42,14 @@ def _serve_options(to: argparse.ArgumentParser) -> None:
     add("--tls-cert", type=Path, default=argparse.SUPPRESS, help="certificate chain, PEM")
     add("--tls-key", type=Path, default=argparse.SUPPRESS, help="its private key, PEM")
     add("--insecure", action="store_true", default=argparse.SUPPRESS, help="beyond loopback without TLS")
-    add("--allow-host", action="append", default=argparse.SUPPRESS, help="a host name clients use; repeatable")
+    add(
+        "--allow-host",
+        action="append",
+        dest=allow_host,
+        metavar="NAME",
+        default=argparse.SUPPRESS,
+        help="a host name clients use; repeatable",
+    )
     add("--sandbox", choices=["auto", "strict", "user", "none"], default=argparse.SUPPRESS, help="isolation (auto)")
     add("--simulate-gpus", type=int, metavar="N", default=argparse.SUPPRESS, help="pretend to have N GPUs")
     add("--memory-gib", type=float, default=argparse.SUPPRESS, help="memory of one worker (16)")
@@ -61,7 +69,7 @@ def config_of(options: argparse.Namespace) -> Config:
         tls_cert=given.get("tls_cert"),
         tls_key=given.get("tls_key"),
         is_insecure=given.get("insecure", False),
-        allowed_hosts=tuple(given.get("allow_host", ())),
+        allowed_hosts=(*given.get("allow_host", ()), *given.get("allow_host_too", ())),
         sandbox=given.get("sandbox", "auto"),
         simulate_gpus=given.get("simulate_gpus", 0),
         is_embedded=given.get("embedded", False),

@@ -252,6 +252,11 @@ def check_addresses(config: Config) -> None:
     """
     if bool(config.tls_cert) != bool(config.tls_key):
         raise UsageError("--tls-cert and --tls-key go together")
+    if config.tls_cert:
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.tls_cert, config.tls_key)
+        except (OSError, ssl.SSLError) as error:
+            raise UsageError(f"the certificate or key cannot be read: {error}") from None
     if config.host is None or config.host in ("127.0.0.1", "::1", "localhost"):
         return
     if not config.tls_cert and not config.is_insecure:
@@ -259,11 +264,6 @@ def check_addresses(config: Config) -> None:
             f"{config.host} is reachable from elsewhere: give --tls-cert and --tls-key, tunnel to 127.0.0.1 by ssh, "
             "or say --insecure to send tokens and code unencrypted"
         )
-    if config.tls_cert:
-        try:
-            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.tls_cert, config.tls_key)
-        except (OSError, ssl.SSLError) as error:
-            raise UsageError(f"the certificate or key cannot be read: {error}") from None
 
 
 def _names(config: Config) -> list[str]:

@@ -51,8 +51,11 @@ def normalise(url: str) -> str:
     Raises:
         UsageError: It is no address of a gateway, or holds a secret.
     """
-    parts = urlsplit(url if "://" in url else f"ws://{url}")
-    if parts.username or parts.password or parts.query:
+    try:
+        parts = urlsplit(url if "://" in url else f"ws://{url}")
+    except ValueError:
+        raise UsageError(f"a gateway's address looks like wss://gpu.example:7878, got {url!r}") from None
+    if parts.username or parts.password or parts.query or parts.fragment:
         raise UsageError(
             "an address holds no token: store it with `kcoral-magic connect URL`, "
             "or use KCORAL_MAGIC_TOKEN or --token-file"
@@ -110,7 +113,7 @@ def _read_config(env: Mapping[str, str]) -> dict[str, str]:
         content = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # no TOML, or no UTF-8
         raise UsageError(f"{path} cannot be read: {error}") from None
     known = {"url", "ca", "token_file", "gateway_options"}
     for name, value in content.items():
@@ -122,7 +125,7 @@ def _read_config(env: Mapping[str, str]) -> dict[str, str]:
 def _read_token(path: str) -> str:
     try:
         token = Path(os.path.expanduser(path)).read_text("utf-8").strip()
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the token file cannot be read: {error}") from None
     if not token or "\n" in token:
         raise UsageError(f"{path} should hold one token on one line")
@@ -138,7 +141,11 @@ def read_credentials(environ: Mapping[str, str] | None = None) -> dict[str, dict
         return {}
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}; delete it and connect again") from None
-    return content if isinstance(content, dict) else {}
+    if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
+        raise UsageError(
+            f"{path} cannot be read: one object for each address was expected; delete it and connect again"
+        )
+    return content
 
 
 def store_credentials(url: str, *, token: str | None = None, ca: str | None = None, trust: bool | None = None) -> Path:

@@ -179,7 +179,7 @@ class _Client:
         except KCoralError as error:
             execution_id = getattr(body, "execution_id", "")
             self._answer(m.Problem(error.code, str(error), execution_id, getattr(body, "request", None)))
-            self._connection.readers.pop(execution_id, None)
+            self._connection.drop(execution_id)
 
     def _obey(self, body: m.ToGateway, buffers: tuple[framing.Buffer, ...]) -> None:
         service, who, hello = self._service, self._principal.name, self._hello
@@ -281,7 +281,7 @@ class _Client:
             self._answer(m.CaughtUp(execution.execution_id))
         newest = [other for other in self._executions.values() if other.session == execution.session][-1]
         if newest is not execution:
-            self._connection.readers.pop(execution.execution_id, None)
+            self._connection.drop(execution.execution_id)
             del self._executions[execution.execution_id]
             execution.watchers.discard(self._wake)
 

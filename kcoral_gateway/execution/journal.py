@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from kcoral_magic.errors import ProtocolError
@@ -59,6 +60,7 @@ class Journal:
         self._tail_limit = tail_bytes
         self._offsets = array("Q")  # of each event's record in the file; _IN_RING for text past the limit
         self._sizes = array("L")  # of each record
+        self._payloads = array("L")  # of each event's buffers
         self._text = array("Q", [0])  # bytes of text up to and with each event; [0] is before the first
         self._lines = array("Q", [0])
         self._others = array("Q")  # the numbers of events that are no text
@@ -87,11 +89,12 @@ class Journal:
         """Add an event; its number."""
         number = self.last + 1
         record = framing.pack(framing.encode(m.Event(self.execution_id, number, body), buffers))
+        self._payloads.append(sum(len(buffer) for buffer in buffers))
         if isinstance(body, m.Stream):
             text = buffers[0]
             self._text.append(self._text[-1] + len(text))
             self._lines.append(self._lines[-1] + bytes(text).count(b"\n"))
-            if self._text[-1] > self._stream_limit and not self.is_finished:
+            if self._text[-1] > self._stream_limit:
                 self._to_ring(number, record)
                 return number
         else:
@@ -121,7 +124,15 @@ class Journal:
             self._ring_bytes -= len(self._ring.popleft()[1])
 
     def _settle_ring(self) -> None:
-        """The tail of a finished execution goes to disk with the rest."""
+        """The tail of a finished execution goes to disk with the rest, behind the counts of what was dropped."""
+        number = 1
+        while self._ring and number < self._ring[0][0]:
+            if self._offsets[number - 1] == _IN_RING:
+                gap = self._gap(number, self._after_missing(number))
+                skip = m.Skip(self.execution_id, gap.to, gap.stream_bytes, gap.lines)
+                self._pending += framing.pack(framing.encode(skip))
+                number = gap.to
+            number += 1
         for number, record in self._ring:
             self._offsets[number - 1] = self._written + len(self._pending)
             self._pending += record
@@ -132,8 +143,14 @@ class Journal:
         """Write what is pending."""
         if not self._pending:
             return
-        with open(self._path, "ab", opener=_private) as file:
-            file.write(self._pending)
+        with open(self._path, "ab", buffering=0, opener=_private) as file:
+            left = memoryview(bytes(self._pending))
+            try:
+                while left:
+                    left = left[file.write(left) :]
+            except OSError:  # a full disk: what is there of this batch goes, all of it is tried again
+                os.truncate(self._path, self._written)
+                raise
         self._written += len(self._pending)
         self._pending.clear()
 
@@ -148,7 +165,7 @@ class Journal:
         if record is None:
             return self._gap(number, self._after_missing(number))
         frames = framing.StreamSplitter().feed(record)
-        return Piece(number, frames, len(record))
+        return Piece(number, frames, self._payloads[number - 1])
 
     def _cut(self, reader: Reader, number: int) -> Gap | None:
         """The gap that the reader's view makes at ``number``; ``to < number`` means: wait for more."""
@@ -204,48 +221,55 @@ class Journal:
     def load(cls, path: Path, execution_id: str, *, stream_bytes: int, tail_bytes: int) -> Journal:
         """The journal a former gateway left; a half-written last record is dropped."""
         journal = cls(path, execution_id, stream_bytes=stream_bytes, tail_bytes=tail_bytes)
+        counts = (array("Q"), array("Q"))  # bytes and lines of text of each event by itself
         decoder = framing.Decoder[m.ToClient](m.ToClient)
         splitter = framing.StreamSplitter()
         offset = size = 0
         with open(path, "rb") as file:
             while data := file.read(1 << 20):
                 try:
-                    frames = splitter.feed(data)
-                    for frame in frames:
+                    for frame in splitter.split(data):
                         size += 4 + len(frame)
                         message = decoder.decode(frame)
                         if message is None:
                             continue
-                        journal._restore(message, offset, size)
+                        journal._restore(message, offset, size, counts)
                         offset, size = offset + size, 0
                 except ProtocolError:
                     break
         os.truncate(path, offset)
         journal._written = offset
+        for own, sums in zip(counts, (journal._text, journal._lines), strict=True):
+            sums.extend(accumulate(own))
         return journal
 
-    def _restore(self, message: framing.Message[m.ToClient], offset: int, size: int) -> None:
+    def _restore(
+        self, message: framing.Message[m.ToClient], offset: int, size: int, counts: tuple[array[int], array[int]]
+    ) -> None:
         event = message.body
-        if not isinstance(event, m.Event) or event.number <= 0:
-            raise ProtocolError("a journal holds events only")
-        while self.last < event.number - 1:  # text that was dropped while it ran, or the tail, further on in the file
-            self._offsets.append(_IN_RING)
-            self._sizes.append(0)
-            self._text.append(self._text[-1])
-            self._lines.append(self._lines[-1])
-        if event.number <= self.last:
-            self._offsets[event.number - 1], self._sizes[event.number - 1] = offset, size
+        if isinstance(event, m.Skip):  # stands for dropped text: its counts go to the last event of the run
+            self._extend(event.to, counts)
+            counts[0][event.to - 1], counts[1][event.to - 1] = event.stream_bytes, event.lines
             return
-        self._offsets.append(offset)
-        self._sizes.append(size)
-        is_text = isinstance(event.body, m.Stream)
-        text = bytes(message.buffers[0]) if is_text else b""
-        self._text.append(self._text[-1] + len(text))
-        self._lines.append(self._lines[-1] + text.count(b"\n"))
-        if not is_text:
+        if not isinstance(event, m.Event):
+            raise ProtocolError("a journal holds events only")
+        self._extend(event.number, counts)  # text that was dropped while it ran, or the tail, further on in the file
+        place = event.number - 1
+        self._offsets[place], self._sizes[place] = offset, size
+        self._payloads[place] = sum(len(buffer) for buffer in message.buffers)
+        if isinstance(event.body, m.Stream):
+            text = bytes(message.buffers[0])
+            counts[0][place], counts[1][place] = len(text), text.count(b"\n")
+        else:
             self._others.append(event.number)
         if isinstance(event.body, m.Finished):
             self.is_finished, self._finish_number = True, event.number
+
+    def _extend(self, number: int, counts: tuple[array[int], array[int]]) -> None:
+        while self.last < number:
+            self._offsets.append(_IN_RING)
+            for each in (self._sizes, self._payloads, *counts):
+                each.append(0)
 
 
 def _private(path: str, flags: int) -> int:

@@ -92,7 +92,7 @@ class Records:
             raise NotFoundError(
                 f"this gateway knows no execution {execution_id}: it never arrived, or its journal has been removed"
             )
-        if execution.journal.is_finished and after >= execution.journal.last:
+        if execution.is_cut and after >= execution.journal.last:
             raise ExecutionLost(_RESTARTED)
         if after > execution.journal.last:
             raise ProtocolError(f"event {after} was attached after, {execution.journal.last} is the newest")
@@ -152,6 +152,7 @@ class Records:
         execution = Execution(execution_id, principal, "", journal, b"", message, b"", started_s, done, done)
         self._keep(execution)
         if not journal.is_finished:
+            execution.is_cut = True
             execution.finish("failed", "lost", _RESTARTED)
         return execution
 

@@ -34,6 +34,7 @@ class Execution:
     watchers: set[Callable[[], None]] = field(default_factory=set)
     has_timed_out: bool = False
     is_sent: bool = False
+    is_cut: bool = False  # its gateway died before its end was written
     other_bytes: int = 0  # of displays, to bound what one execution may keep on disk
     displays_cut: int = 0
 

@@ -81,16 +81,19 @@ def collapse(data: bytes) -> bytes:
     ``\\r\\n`` is a line end. The text before a line's first return is kept, since it may continue an earlier batch.
     Lines with escape sequences are left alone: they move the cursor in ways that only a terminal knows.
     """
-    lines = data.decode("utf-8", "replace").split("\n")
-    return "\n".join(_collapse_line(line) for line in lines).encode()
+    *lines, last = data.decode("utf-8", "replace").split("\n")
+    ended = [_collapse_line(line, is_open=False) for line in lines]
+    return "\n".join([*ended, _collapse_line(last, is_open=True)]).encode()
 
 
-def _collapse_line(line: str) -> str:
-    if line.count("\r") < 2 or "\x1b" in line:
+def _collapse_line(line: str, *, is_open: bool) -> str:
+    if line.count("\r") < 2 or "\x1b" in line or "\x08" in line:
         return line
     first, *rest = line.split("\r")
     shown = ""
     for part in rest:
         shown = part + shown[len(part) :]
-    end = "\r" if not rest[-1] else ""
-    return f"{first}\r{shown}{end}"
+    last = rest[-1]
+    if is_open and len(last) < len(shown):  # the cursor must end behind the last part, where more may follow
+        return f"{first}\r{shown}\r{last}"
+    return f"{first}\r{shown}" + ("" if last else "\r")  # \r\n stays a line end

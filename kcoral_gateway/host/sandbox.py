@@ -20,6 +20,7 @@ from pathlib import Path
 
 from kcoral_gateway.config import HostSpec, Level
 from kcoral_gateway.host import devices
+from kcoral_magic.errors import SandboxUnavailable
 
 WORKSPACE = "/workspace"
 LIBRARY = "/run/kcoral/lib"  # where our two packages are inside, if the interpreter has no copy of its own
@@ -139,8 +140,25 @@ def _interpreter(python: str) -> list[str]:
     """The folders of ``python``'s environment; a venv's ``python`` is a chain of links through its base."""
     if python == sys.executable:
         return sorted({sys.prefix, sys.base_prefix, os.path.realpath(sys.base_prefix)})
-    real = Path(os.path.realpath(python)).parent.parent
-    return sorted({str(Path(python).parent.parent), str(real)})
+    folders = {str(Path(os.path.realpath(python)).parent.parent)}
+    if _environment_of(python) is not None:
+        folders.add(str(_environment_of(python)))
+    home = Path(os.path.expanduser("~"))
+    for folder in folders:
+        if home.is_relative_to(folder):  # /, /home or the home itself: an interpreter that lies bare in ~/bin
+            raise SandboxUnavailable(f"{python} lies in {folder}, which holds more than an interpreter: use a venv")
+    return sorted(folders)
+
+
+def _environment_of(python: str) -> Path | None:
+    """The venv that ``python`` is the entry of."""
+    folder = Path(python).parent.parent
+    return folder if (folder / "pyvenv.cfg").exists() else None
+
+
+def _entry(python: str) -> str:
+    """What to start inside: a venv's own entry, else the interpreter that links like ~/.local/bin/python3 lead to."""
+    return python if python == sys.executable or _environment_of(python) is not None else os.path.realpath(python)
 
 
 def _packages() -> list[Path]:
@@ -191,7 +209,7 @@ def command(spec: HostSpec, channel: int, fault: int) -> list[str]:
         f"import sys; sys.path.append({library!r}); "
         f"from kcoral_gateway.worker.main import main; main({channel}, {fault}, {limits!r})"
     )
-    python = [spec.python, "-I", "-c", start]
+    python = [_entry(spec.python), "-I", "-c", start]
     if spec.level != "strict":
         return python
     user = str(spec.uid)

@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 from kcoral_magic import config
 from kcoral_magic.client.results import Collector, Output, Reconnected, Reconnecting, Result
 from kcoral_magic.client.transport import Transport
-from kcoral_magic.errors import KCoralError, ProtocolError, UsageError, from_code
+from kcoral_magic.errors import KCoralError, ProtocolError, RemoteError, UsageError, from_code
 from kcoral_magic.protocol import PRODUCT, framing
 from kcoral_magic.protocol import connection as c
 from kcoral_magic.protocol import messages as m
@@ -379,7 +379,9 @@ class AsyncExecution:
         """The client's: the next output has arrived."""
         if isinstance(output.body, m.Finished):
             if self._is_told:
-                return
+                if output.number or self.is_finished:
+                    return
+                output = Output(0, m.CaughtUp(self.execution_id))  # nothing more can come of this journal
             self._is_told = True
             self._client._forget(self.execution_id)
         self.is_finished = self.is_finished or is_last(output, is_own=self.is_own)
@@ -410,6 +412,10 @@ class AsyncExecution:
         async for _ in self:
             pass
         error = self._collector.exception()
+        if isinstance(error, StopIteration | StopAsyncIteration):  # a coroutine may not raise these
+            named = RemoteError(type(error).__name__, str(error))
+            vars(named).update(vars(error))
+            raise named
         if error is not None:
             raise error
         return self._collector.collected()

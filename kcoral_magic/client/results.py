@@ -13,6 +13,7 @@ from kcoral_magic.errors import KCoralError, RemoteError, from_code
 from kcoral_magic.protocol import bundle, framing
 from kcoral_magic.protocol import messages as m
 
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, not by C code
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -151,16 +152,19 @@ def exception_of(error: m.Error, buffers: Sequence[framing.Buffer], execution_id
     """A remote error as an exception of this process.
 
     Its own type only if that is loaded here already and is an ``Exception`` (or KeyboardInterrupt after an
-    interrupt), made without running its ``__init__`` or ``__new__``: what a stranger names must not run code here.
+    interrupt), made without running its ``__init__`` or ``__new__``: what a stranger names must not run code here. A
+    class with its own rules for attributes or subclasses is shown by name.
     """
-    text, traceback, args_json = (bytes(buffer).decode("utf-8", "replace") for buffer in buffers)
+    texts = [bytes(buffer).decode("utf-8", "replace") for buffer in buffers[:3]]
+    text, traceback, args_json = (*texts, "", "", "")[:3]
     made = _make(error, text, _args(args_json))
-    made.__dict__.update(
-        execution_id=execution_id,
-        remote_traceback=traceback,
-        _render_traceback_=lambda: traceback.split("\n"),
-    )
-    made.__notes__ = [*getattr(made, "__notes__", ()), "Remote traceback:\n" + _ANSI.sub("", traceback)]
+    for name, value in (
+        ("execution_id", execution_id),
+        ("remote_traceback", traceback),
+        ("_render_traceback_", lambda: traceback.split("\n")),
+        ("__notes__", ["Remote traceback:\n" + _ANSI.sub("", traceback)]),
+    ):
+        object.__setattr__(made, name, value)  # not the class's own, which may be anybody's code
     return made
 
 
@@ -178,15 +182,21 @@ def _make(error: m.Error, text: str, args: tuple[Any, ...] | None) -> BaseExcept
     cls = _loaded_type(error)
     if cls is None:
         return RemoteError(error.ename, text)
+    given = args if args is not None else (text,)
+    own = {name for base in cls.__mro__ if base.__flags__ & _HEAP_TYPE for name in vars(base)}
+    if "__setattr__" in own:
+        return RemoteError(error.ename, text)
     # The nearest built-in ancestor's __new__ is C code that only allocates; a user's __new__ is never called.
-    allocate = next(base for base in cls.__mro__ if base.__module__ == "builtins").__new__
+    allocate = next(base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE).__new__
     try:
-        made: BaseException = allocate(cls, *(args if args is not None else (text,)))
-        made.args = args if args is not None else (text,)
+        made: BaseException = allocate(cls, *given)
+        object.__setattr__(made, "args", given)
         if str(made) != text:
+            if "__init_subclass__" in own or type(cls) is not type:
+                return RemoteError(error.ename, text)
             shown = type(cls.__name__, (cls,), {"__str__": lambda self: text, "__module__": cls.__module__})
-            made = allocate(shown, *made.args)
-            made.args = args if args is not None else (text,)
+            made = allocate(shown, *given)
+            object.__setattr__(made, "args", given)
     except Exception:  # noqa: BLE001 - a type with its own rules for subclasses or attributes is shown by name
         return RemoteError(error.ename, text)
     return made

@@ -61,6 +61,7 @@ def size(count: float) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds as people say them."""
+    seconds = round(seconds)
     if seconds < 60:
         return f"{seconds:.0f} s"
     if seconds < 3600:

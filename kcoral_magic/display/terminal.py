@@ -13,6 +13,8 @@ from dataclasses import dataclass
 # ECMA-48: CSI sequences. Handled: A B C D (moves), K (erase in line), m (colour, kept); others are dropped.
 _TOKEN = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|(\r|\n|\x08)|([^\x1b\r\n\x08]+)|(\x1b)")
 _MOVES = re.compile(r"\r(?!\n)|\x1b\[[0-9;?]*[A-DJK]")
+_UNFINISHED = re.compile(r"(\r|\x1b(\[[0-9;?]*)?)\Z")  # may go on in the next piece: \r\n, or the rest of a sequence
+_COLUMNS = 1000  # as far as moves alone may take the cursor
 _BLOCK_LINES = 200  # a program that draws more than a screen of live lines gets its newest
 
 
@@ -38,9 +40,25 @@ class Screen:
         self._lines: list[list[str]] | None = None  # of the open block; a cell is a character with its colour before it
         self._row = self._column = 0
         self._colour = ""
+        self._held = ""  # the beginning of something at the end of the last piece
+        self._line = ""  # what of the current line has been shown as plain text
 
     def feed(self, text: str) -> list[Plain | Live]:
         """What to show for the next piece of the stream."""
+        text, self._held = self._held + text, ""
+        if (unfinished := _UNFINISHED.search(text)) is not None:
+            self._held = unfinished[0]
+            text = text[: unfinished.start()]
+        return self._feed(text)
+
+    def flush(self) -> list[Plain | Live]:
+        """What was held back, at the end of the stream."""
+        held, self._held = self._held, ""
+        return self._feed(held) if held and self._lines is not None else [Plain(held)] if held else []
+
+    def _feed(self, text: str) -> list[Plain | Live]:
+        if not text:
+            return []
         if "\r\n" in text:
             text = text.replace("\r\n", "\n")
         out: list[Plain | Live] = []
@@ -49,11 +67,15 @@ class Screen:
         if self._lines is None:
             move = _MOVES.search(text)
             if move is None:
-                return [Plain(text)] if text else []
+                self._line = (self._line + text).rpartition("\n")[2][-_COLUMNS:]
+                return [Plain(text)]
             start = text.rfind("\n", 0, move.start()) + 1
             if start:
                 out.append(Plain(text[:start]))
-            text = text[start:]
+            elif self._line:  # its beginning stands there already: blank it out, the block shows it
+                out.append(Plain(f"\r{' ' * len(self._line)}\r"))
+                text = self._line + text
+            text, self._line = text[start:], ""
             self._lines, self._row, self._column, self._colour = [[]], 0, 0, ""
             self._write(text)
             out.append(Live(self._shown(), True))
@@ -66,7 +88,8 @@ class Screen:
     def _is_at_rest(self) -> bool:
         """The cursor stands on a fresh line below everything."""
         assert self._lines is not None
-        return self._row == len(self._lines) - 1 and self._column == 0 and not self._lines[-1]
+        is_below = 0 < self._row == len(self._lines) - 1
+        return is_below and self._column == 0 and not self._lines[-1] and not self._colour
 
     def _write(self, text: str) -> None:
         assert self._lines is not None
@@ -106,7 +129,7 @@ class Screen:
         elif final == "B":
             self._down(count)
         elif final == "C":
-            self._column += min(count, 1000)
+            self._column = max(self._column, min(self._column + count, _COLUMNS))
         elif final == "D":
             self._column = max(0, self._column - count)
         elif final == "K":

@@ -116,6 +116,8 @@ class Relay:
     def finish(self) -> None:
         """The execution has ended: nothing of ours stays on screen."""
         self._waiting = ""
+        for name, screen in self._screens.items():
+            self._show(name, screen.flush())
         self._tell_skipped()
         self._surface.status("")
 
@@ -158,7 +160,10 @@ class Relay:
         if self._surface.renders_moves:
             self._surface.stream(name, text)
             return
-        for piece in self._screens[name].feed(text):
+        self._show(name, self._screens[name].feed(text))
+
+    def _show(self, name: str, pieces: list[Plain | Live]) -> None:
+        for piece in pieces:
             match piece:
                 case Plain(text=plain):
                     self._surface.stream(name, plain)

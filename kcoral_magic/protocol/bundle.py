@@ -16,6 +16,8 @@ from kcoral_magic.protocol.framing import Buffer
 
 _BINARY = ("image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf")
 
+_NO_JSON = (TypeError, ValueError, RecursionError)
+
 
 def _is_json(mime: str) -> bool:
     return mime == "application/json" or mime.endswith("+json")
@@ -30,7 +32,10 @@ def pack(data: Mapping[str, object], metadata: Mapping[str, object]) -> tuple[tu
     for mime, value in data.items():
         mimes.append(mime)
         buffers.append(_to_bytes(mime, value))
-    buffers.append(_json(metadata))
+    try:
+        buffers.append(_json(metadata))
+    except _NO_JSON:
+        buffers.append(b"{}")
     return tuple(mimes), buffers
 
 
@@ -38,7 +43,10 @@ def _to_bytes(mime: str, value: object) -> bytes:
     if isinstance(value, bytes):
         return value
     if _is_json(mime):
-        return _json(value)
+        try:
+            return _json(value)
+        except _NO_JSON:  # keys that are no text, a value that holds itself
+            return _json(repr(value))
     if not isinstance(value, str):
         return repr(value).encode("utf-8", "backslashreplace")
     if mime in _BINARY:

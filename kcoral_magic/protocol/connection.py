@@ -116,6 +116,11 @@ class _Track:
     consumed_bytes: int = 0  # since the last Ack
     is_finished: bool = False
 
+    @property
+    def is_restarting(self) -> bool:
+        """It was attached from the start: what is on its way from an earlier reading, further on, is not its own."""
+        return self.is_attached and self.last == 0
+
 
 Incoming = framing.Message[m.ToClient]
 
@@ -196,7 +201,7 @@ class ClientConnection:
         match message.body:
             case m.Event(execution_id=execution_id, number=number, body=body):
                 track = self._tracks.get(execution_id)
-                if track is None or number <= track.last:
+                if track is None or number <= track.last or (track.is_restarting and number != 1):
                     return None
                 if number != track.last + 1:
                     raise ProtocolError(f"event {track.last + 1} of {execution_id} was due, got {number}")
@@ -205,7 +210,7 @@ class ClientConnection:
                 track.is_finished = track.is_finished or (isinstance(body, m.Finished) and not track.is_attached)
             case m.Skip(execution_id=execution_id, to=to):
                 track = self._tracks.get(execution_id)
-                if track is None or to <= track.last:
+                if track is None or to <= track.last or (track.is_restarting and track.view.head_bytes != 0):
                     return None
                 track.last = to
                 track.execute = None
@@ -235,6 +240,7 @@ class Reader:
 
     view: m.View
     next: int = 1
+    sent_before: int = 0  # by the reading that this one replaced: its acknowledgements may still come
     in_flight: deque[tuple[int, int]] = field(default_factory=deque)
     in_flight_bytes: int = 0
 
@@ -256,7 +262,7 @@ class Reader:
         Raises:
             ProtocolError: That number was never sent.
         """
-        if number >= self.next:
+        if number >= self.next and number > self.sent_before:
             raise ProtocolError(f"event {number} was acknowledged, {self.next - 1} was the last one sent")
         while self.in_flight and self.in_flight[0][0] <= number:
             self.in_flight_bytes -= self.in_flight.popleft()[1]
@@ -269,6 +275,13 @@ class GatewayConnection:
         self._decoder = framing.Decoder[m.ToGateway](m.ToGateway)
         self.hello: m.Hello | None = None
         self.readers: dict[str, Reader] = {}
+        self._sent: dict[str, int] = {}  # newest numbers of readers that were dropped
+
+    def drop(self, execution_id: str) -> None:
+        """Read this execution no more."""
+        reader = self.readers.pop(execution_id, None)
+        if reader is not None:
+            self._sent[execution_id] = max(reader.next - 1, reader.sent_before)
 
     def opened(self, frame: framing.Buffer) -> m.Hello:
         """Take the client's ``Hello``."""
@@ -292,9 +305,10 @@ class GatewayConnection:
                     raise ProtocolError(f"an Execute has one buffer, the source; got {len(message.buffers)}")
                 self.readers.setdefault(execution_id, Reader(view))
             case m.Attach(execution_id=execution_id, after=after, view=view):
-                self.readers[execution_id] = Reader(view, after + 1)
+                self.drop(execution_id)
+                self.readers[execution_id] = Reader(view, after + 1, self._sent.get(execution_id, 0))
             case m.Detach(execution_id=execution_id):
-                self.readers.pop(execution_id, None)
+                self.drop(execution_id)
             case m.Ack(execution_id=execution_id, number=number):
                 reader = self.readers.get(execution_id)
                 if reader is not None:  # an Ack may cross our own end of reading

@@ -53,7 +53,7 @@ def encode(body: object, buffers: Sequence[Buffer] = ()) -> list[bytes]:
     Raises:
         ProtocolError: The head or the buffers exceed their limits; nothing may be sent.
     """
-    sizes = tuple(len(buffer) for buffer in buffers)
+    sizes = tuple(buffer.nbytes if isinstance(buffer, memoryview) else len(buffer) for buffer in buffers)
     head = _encoder.encode((body, sizes) if sizes else (body,))
     if len(head) > MAX_HEAD_BYTES:
         raise ProtocolError(f"a message head must fit {MAX_HEAD_BYTES} bytes, got {len(head)}")
@@ -162,19 +162,24 @@ class StreamSplitter:
         Raises:
             ProtocolError: A frame announces more than ``MAX_FRAME_BYTES``.
         """
+        return list(self.split(data))
+
+    def split(self, data: Buffer) -> Iterator[bytes]:
+        """As ``feed``, one by one: what comes before an error is given out first."""
         self._buffer += data
-        frames, start, end = [], 0, len(self._buffer)
-        while end - start >= 4:
-            (size,) = _LENGTH.unpack_from(self._buffer, start)
-            if size > MAX_FRAME_BYTES:
-                raise ProtocolError(f"a frame has at most {MAX_FRAME_BYTES} bytes, {size} were announced")
-            if end - start - 4 < size:
-                break
-            frames.append(bytes(memoryview(self._buffer)[start + 4 : start + 4 + size]))
-            start += 4 + size
-        if start:
+        start, end = 0, len(self._buffer)
+        try:
+            while end - start >= 4:
+                (size,) = _LENGTH.unpack_from(self._buffer, start)
+                if size > MAX_FRAME_BYTES:
+                    raise ProtocolError(f"a frame has at most {MAX_FRAME_BYTES} bytes, {size} were announced")
+                if end - start - 4 < size:
+                    break
+                frame = bytes(memoryview(self._buffer)[start + 4 : start + 4 + size])
+                start += 4 + size
+                yield frame
+        finally:
             del self._buffer[:start]
-        return frames
 
     @property
     def has_partial(self) -> bool:

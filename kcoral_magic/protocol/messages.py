@@ -17,8 +17,8 @@ from msgspec import Meta
 VERSION = 1
 SUBPROTOCOL = "kcoral.v1"
 
-ExecutionId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
-SessionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{0,64}$")]  # "" is the client's own session
+ExecutionId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{8,64}\Z")]
+SessionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{0,64}\Z")]  # "" is the client's own session
 Short = Annotated[str, Meta(max_length=512)]
 Text = Annotated[str, Meta(max_length=16 * 1024)]
 Number = Annotated[int, Meta(ge=0)]

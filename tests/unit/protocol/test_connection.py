@@ -62,6 +62,7 @@ class Record:
     folder: Path
     started: Counter[str] = field(default_factory=Counter)  # over all instances
     events: dict[str, list[tuple[m.EventBody, bytes]]] = field(default_factory=dict)  # number 1 at place 0
+    lost: set[str] = field(default_factory=set)  # ended by a successor of the gateway that ran them
 
 
 class Gateway:
@@ -84,6 +85,7 @@ class Gateway:
             self.journals[execution_id] = journal
             del events[journal.last :]  # what had not been written died with its instance
             if not journal.is_finished:
+                self._record.lost.add(execution_id)
                 self.emit(execution_id, m.Finished("failed", 0.0, "lost", "the gateway was restarted"))
         return self.journals[execution_id]
 
@@ -138,6 +140,7 @@ class Session:
         self._gateway = gateway
         self._record = record
         self._connection = c.GatewayConnection()
+        self._catching_up: set[str] = set()
         self._flights: dict[str, Flight] = {}
 
     def take(self, frame: bytes) -> None:
@@ -154,8 +157,12 @@ class Session:
                 journal = self._gateway.find(execution_id)
                 if journal is None:
                     self._refuse(execution_id, "not_found")
-                elif journal.is_finished and after >= journal.last:
+                elif after > journal.last or (after == journal.last and execution_id in self._record.lost):
                     self._refuse(execution_id, "lost")
+                else:
+                    self._catching_up.add(execution_id)
+            case m.Detach(execution_id=execution_id):
+                self._catching_up.discard(execution_id)
             case m.Ack(execution_id=execution_id, number=number):
                 self._flights.setdefault(execution_id, Flight()).acked(number)
 
@@ -167,7 +174,14 @@ class Session:
         """Send each reader one piece. Whether there was any."""
         is_any = False
         for execution_id, reader in self._connection.readers.items():
-            if not reader.has_credit or (piece := self._gateway.journals[execution_id].next(reader)) is None:
+            journal = self._gateway.journals[execution_id]
+            if not reader.has_credit:
+                continue
+            piece = journal.next(reader)
+            if piece is None:
+                if journal.is_finished and execution_id in self._catching_up:
+                    self._catching_up.remove(execution_id)
+                    self.out += framing.encode(m.CaughtUp(execution_id))
                 continue
             is_any = True
             if isinstance(piece, Gap):
@@ -193,6 +207,8 @@ class World:
         self.seen: dict[str, list[int]] = {}  # the numbers that came, without those skipped
         self.last: dict[str, int] = {}
         self.problems: dict[str, str] = {}
+        self.caught_up: set[str] = set()
+        self.attached: set[str] = set()
         self.unread: deque[tuple[str, int, int]] = deque()
         self.session: Session | None = None
         self.is_open = False
@@ -246,12 +262,22 @@ class World:
                 assert message.body.lines == sum(text.count(b"\n") for text in texts)
                 self.last[execution_id] = to
                 self.unread.append((execution_id, to, 0))
+            case m.CaughtUp(execution_id=execution_id):
+                assert self.last[execution_id] == len(self.record.events[execution_id])
+                self.caught_up.add(execution_id)
             case m.Problem(execution_id=execution_id, code=code):
                 self.problems[execution_id] = code
 
     def execute(self, execution_id: str, view: m.View = ALL) -> None:
         self.seen[execution_id], self.last[execution_id] = [], 0
         self.send(self.client.execute(execute(execution_id, view), b"body"))
+
+    def attach(self, execution_id: str, view: m.View = ALL) -> None:
+        """Read an execution from its start, when nothing of an earlier reading is on its way."""
+        self.exchange()
+        self.seen[execution_id], self.last[execution_id] = [], 0
+        self.attached.add(execution_id)
+        self.send([*self.client.forget(execution_id), *self.client.attach(execution_id, view)])
 
     def consume(self) -> None:
         self.send(self.client.consumed(*self.unread.popleft()))
@@ -285,10 +311,12 @@ class World:
             events = self.record.events.get(execution_id, [])
             if execution_id in self.problems:
                 assert self.problems[execution_id] == ("lost" if events else "not_found")
+                assert not events or execution_id in self.record.lost
                 assert last >= len(events)
             else:
                 assert last == len(events)
                 assert isinstance(events[-1][0], m.Finished)
+                assert execution_id in self.caught_up or execution_id not in self.attached
 
     def close(self) -> None:
         shutil.rmtree(self.record.folder)
@@ -315,6 +343,13 @@ class LossyLink(RuleBasedStateMachine):
     @rule(data=st.data())
     def it_ends(self, data: st.DataObject) -> None:
         self.world.gateway.emit(data.draw(st.sampled_from(self.world.gateway.running)), m.Finished("ok"))
+
+    @precondition(lambda self: set(self.world.last) - self.world.attached)
+    @rule(data=st.data(), view=st.sampled_from([ALL, m.View(1000, 500)]))
+    def one_is_read_again_from_its_start(self, data: st.DataObject, view: m.View) -> None:
+        readable = sorted(set(self.world.last) - self.world.attached - set(self.world.problems))
+        if readable:
+            self.world.attach(data.draw(st.sampled_from(readable)), view)
 
     @precondition(lambda self: self.world.session is None)
     @rule(is_greeted=st.booleans())
@@ -515,6 +550,13 @@ def test_a_skip_moves_the_number_on_and_an_old_one_is_dropped() -> None:
     assert client.receive(event(51)) is not None
 
 
+def test_a_skip_proves_that_the_body_arrived() -> None:
+    client = opened_client()
+    client.execute(execute(), b"1 + 1")
+    client.receive(*framing.encode(m.Skip(ID, 50, 1000, 9)))
+    assert sent(client.opened(c.encode_handshake(welcome()))) == [m.Attach(ID, 50)]
+
+
 def test_events_of_an_execution_that_was_forgotten_are_dropped() -> None:
     client = opened_client()
     client.execute(execute(), b"1 + 1")
@@ -540,6 +582,17 @@ def test_an_attached_execution_is_read_from_its_start() -> None:
     assert sent(client.attach(ID, m.View(1, 2))) == [m.Attach(ID, 0, m.View(1, 2))]
     assert client.receive(event(1)) is not None
     assert sent(client.opened(c.encode_handshake(welcome("gateway-2")))) == [m.Attach(ID, 1, m.View(1, 2))]
+
+
+def test_an_attached_execution_is_read_on_after_its_end_until_it_is_caught_up() -> None:
+    client = opened_client()
+    client.attach(ID, ALL)
+    client.receive(event(1, m.Finished("ok")))
+    assert client.unfinished == [ID]
+    assert sent(client.opened(c.encode_handshake(welcome()))) == [m.Attach(ID, 1)]
+    assert client.receive(event(2)) is not None
+    assert client.receive(*framing.encode(m.CaughtUp(ID))) is not None
+    assert client.unfinished == []
 
 
 def test_a_message_before_the_welcome_is_a_protocol_error() -> None:
