@@ -80,6 +80,8 @@ class Config:
     kill_after_s: float = 5.0  # from a timeout's interrupt to its kill
     stream_bytes: int = 256 * MiB  # of one execution's text kept in full
     tail_bytes: int = 16 * MiB  # of what comes after
+    max_sessions: int = 64  # of one principal
+    max_queued: int = 1000  # executions of one session
     journal_days: float = 14.0
     journal_bytes: int = 4 * GiB  # of one principal
 

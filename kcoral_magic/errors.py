@@ -7,6 +7,7 @@
     │   ├── AuthenticationError     unauthenticated     no credential, or one that is not valid
     │   ├── PlacementInfeasible     infeasible          more GPUs than the gateway has
     │   ├── SessionShapeError       session_shape       a running session cannot change its shape
+    │   ├── CapacityExceeded        capacity            more sessions or waiting cells than one may have
     │   ├── NotFoundError           not_found           no such session or execution of yours
     │   └── ProtocolError           protocol            bytes or messages against PROTOCOL.md
     ├── RemoteError                 remote              user code raised; its type is not known here
@@ -68,6 +69,12 @@ class SessionShapeError(CallerError):
     """A session that holds state cannot change its GPUs."""
 
     code = "session_shape"
+
+
+class CapacityExceeded(CallerError):
+    """One principal may not have more sessions, or waiting cells, than this."""
+
+    code = "capacity"
 
 
 class NotFoundError(CallerError):

@@ -47,6 +47,7 @@ class GatewayProcess:
     ) -> None:
         self.state = state
         self._command = [*prefix, python, "-m", "kcoral_gateway", "--state", str(state), "--port", "0", *options]
+        self._token_command = self._command[: self._command.index("--port")]
         if gpus:
             self._command += ["--simulate-gpus", str(gpus)]
         self._env = {**os.environ, **(env or {})}
@@ -68,7 +69,7 @@ class GatewayProcess:
         self.socket: str = run["socket"]
 
     def token(self, name: str = "tester") -> str:
-        made = subprocess.run([*self._command[:5], "token", "add", name], capture_output=True, text=True, check=True)
+        made = subprocess.run([*self._token_command, "token", "add", name], capture_output=True, text=True, check=True)
         return made.stdout.strip()
 
     def target(self, token: str | None = None, *, is_trusted: bool = True) -> Target:

@@ -30,6 +30,7 @@ from kcoral_magic.protocol import messages as m
 _log = getLogger(__name__)
 _HELLO_S = 10.0
 _TICK_S = 1.0
+_ANSWERS = 64  # frames that wait for a client which does not read; then its questions wait
 
 
 class Clients:
@@ -102,6 +103,7 @@ class _Client:
         self._catching_up: set[str] = set()
         self._answers: deque[bytes] = deque()
         self._wanted = asyncio.Event()
+        self._has_room = asyncio.Event()
         self._drained = asyncio.Event()
         self._hello: m.Hello | None = None
 
@@ -169,6 +171,9 @@ class _Client:
             message = self._connection.receive(frame)
             if message is not None:
                 self._handle(message)
+            if len(self._answers) > _ANSWERS:  # it asks faster than it reads
+                self._has_room.clear()
+                await self._has_room.wait()
 
     def _handle(self, message: framing.Message[m.ToGateway]) -> None:
         body = message.body
@@ -248,6 +253,7 @@ class _Client:
                     is_more = await self._send_piece(execution_id) or is_more
             while self._answers:
                 await send(self._answers.popleft())
+            self._has_room.set()
             if not self._wanted.is_set():
                 self._drained.set()
             await self._wanted.wait()

@@ -36,7 +36,7 @@ class Records:
         """The execution a message means, and whether it is new.
 
         Raises:
-            ProtocolError: The id is another body's.
+            ProtocolError: The id is another body's, or another principal's.
         """
         digest = hashlib.sha256(source).digest()
         found = self.find(principal, message.execution_id)
@@ -44,6 +44,8 @@ class Records:
             if found.digest and found.digest != digest:
                 raise ProtocolError(f"execution id {message.execution_id} was used for another body: make a new id")
             return found, False
+        if message.execution_id in self._known:  # somebody else's: what its worker sends goes by this id
+            raise ProtocolError(f"execution id {message.execution_id} is in use: make a new id")
         loop = asyncio.get_running_loop()
         execution = Execution(
             execution_id=message.execution_id,

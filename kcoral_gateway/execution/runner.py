@@ -21,7 +21,7 @@ from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
 
 _log = getLogger(__name__)
-_OTHER_BYTES = 256 * 1024 * 1024  # of one execution's displays
+_OTHER_BYTES = 256 * 1024 * 1024  # of one execution's displays and results: a bound on abuse, told when met
 T = TypeVar("T")
 
 
@@ -283,7 +283,7 @@ class Runner:
             return
         if not isinstance(body, m.Stream):
             execution.other_bytes += 100 + sum(map(len, buffers))
-            if execution.other_bytes > _OTHER_BYTES and isinstance(body, m.Display | m.ClearOutput):
+            if execution.other_bytes > _OTHER_BYTES:
                 execution.displays_cut += 1
                 return
         execution.emit(body, buffers)
@@ -292,7 +292,8 @@ class Runner:
         if execution.journal.is_finished:  # as lost, say by a restart of its session
             return
         if execution.displays_cut:
-            text = f"{execution.displays_cut} displays were left out: a cell keeps {_OTHER_BYTES >> 20} MiB of them"
+            cut, kept = execution.displays_cut, _OTHER_BYTES >> 20
+            text = f"{cut} displays and results were left out: {kept} MiB of them are kept of a cell"
             execution.emit(m.Notice("displays_cut", text))
         if execution.has_timed_out and body.status == "interrupted":
             body = m.Finished("failed", body.elapsed_ms, "timeout", _timeout_text(execution, killed=False))

@@ -15,7 +15,7 @@ from kcoral_gateway.execution.records import Records
 from kcoral_gateway.execution.runner import Runner
 from kcoral_gateway.execution.sessions import Execution, Session, gpu_message
 from kcoral_gateway.execution.workers import Link
-from kcoral_magic.errors import KCoralError, NotFoundError
+from kcoral_magic.errors import CapacityExceeded, KCoralError, NotFoundError
 from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
 
@@ -86,6 +86,10 @@ class Service:
         except KCoralError as error:
             execution.finish("failed", error.code, str(error))
             return execution
+        if len(session.queue) >= self._config.max_queued:
+            text = f"{len(session.queue)} cells wait in this session already: let some of them end first"
+            execution.finish("failed", CapacityExceeded.code, text)
+            return execution
         execution.session = session.name
         if ahead := len(session.queue) + (session.current is not None):
             execution.emit(m.Behind(ahead))
@@ -118,6 +122,9 @@ class Service:
         gpus = capacity if ask.gpus == "all" else ask.gpus
         session = self._sessions.get((principal, name))
         if session is None:
+            mine = sum(who == principal for who, _ in self._sessions)
+            if mine >= self._config.max_sessions:
+                raise CapacityExceeded(f"you have {mine} sessions, this gateway gives {mine}: %kcoral close one")
             session = Session(principal, name, client.instance, gpus, time.time())
             if self._config.is_embedded and client.executable:
                 session.python = client.executable  # the map: on the user's own gateway, the kernel's interpreter

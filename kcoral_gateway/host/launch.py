@@ -18,6 +18,7 @@ from kcoral_magic.errors import SandboxUnavailable
 
 _PIPE_BYTES = 1024 * 1024  # the most an unprivileged process may ask for; fewer wake-ups under a flood
 _F_SETPIPE_SZ = 1031
+_OOM_SCORE = "500"  # when the whole machine runs out of memory, workers go before the gateway and its hosts
 
 
 @dataclass
@@ -96,7 +97,9 @@ def launch(spec: HostSpec) -> Worker:
             stack.callback(os.close, info_in)
             files = [_memory_file(stack, content) for content in sandbox.passwd(spec)]
             options = sandbox.options(spec)
-            options += ["--ro-bind-data", str(files[0]), "/etc/passwd", "--ro-bind-data", str(files[1]), "/etc/group"]
+            for file, path in zip(files, ("/etc/passwd", "/etc/group"), strict=True):
+                options += ["--perms", "0644", "--ro-bind-data", str(file), path]
+            options += ["--remount-ro", "/dev", "--remount-ro", "/"]  # else tmpfs of no size; last: it ends mounting
             options += ["--seccomp", str(_memory_file(stack, sandbox.filter_program())), "--info-fd", str(info_in)]
             arguments = _memory_file(stack, b"".join(option.encode() + b"\0" for option in options))
             command, env, cwd = [bwrap, "--args", str(arguments), "--", *inner], {}, "/"
@@ -112,6 +115,8 @@ def launch(spec: HostSpec) -> Worker:
             start_new_session=spec.level == "none",
         )
     cgroup = _limit(spec, process.pid)
+    with contextlib.suppress(OSError), open(f"/proc/{process.pid}/oom_score_adj", "w") as score:
+        score.write(_OOM_SCORE)
     init = process.pid if info is None else _child_pid(info)
     for descriptor in (stdout, stderr, fault):
         os.set_blocking(descriptor, False)

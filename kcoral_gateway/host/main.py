@@ -32,11 +32,15 @@ from kcoral_magic.protocol import messages as m
 _READ_BYTES = 256 * 1024
 _BACKLOG_BYTES = 4 * 1024 * 1024  # to the gateway; above it the worker is not read, so it blocks in its own writes
 _MEMORY_EVERY_S = 0.1
+_MEMFD_EVERY = 5  # looks; every open file of every process is asked
+_SEND_S = 1.0  # an idle worker reads at once
 _LEAVE_S = 2.0  # for a worker that closed its channel to end by itself
 _START_S = 60.0  # a cold interpreter on a slow disk
 _PIPE_PAUSE_S = 0.004  # between two reads of a pipe that is being written; a worker that waits rings
 _FREE_BYTES = 32 * 1024 * 1024  # of an execution's text at full speed …
 _FLOOD_BYTES_PER_S = 64 * 1024 * 1024  # … and then this much: a flood must not take the gateway from other sessions
+# Of a worker's head: it goes on inside two more messages, which must fit as well.
+_HEAD_BYTES = framing.MAX_HEAD_BYTES - 1024
 _FRAME = re.compile(r'File "([^"]{1,300})", line (\d{1,9}) in (.{1,200})')
 _CELL = re.compile(r"<ipython-input-(\d+)-[0-9a-f]+>")
 
@@ -54,7 +58,7 @@ class Host:
         self._worker: Worker = launch(spec)
         self._began_s = time.monotonic()
         self._selector = selectors.DefaultSelector()
-        self._from_worker = framing.Decoder[m.FromWorker](m.FromWorker)
+        self._from_worker = framing.Decoder[m.FromWorker](m.FromWorker, max_head_bytes=_HEAD_BYTES)
         self._worker_splitter = framing.StreamSplitter()
         self._from_gateway = framing.Decoder[m.ToHost](m.ToHost)
         self._gateway_splitter = framing.StreamSplitter()
@@ -79,7 +83,8 @@ class Host:
         self._interrupted_s: float | None = None
         self._has_asked_where = False
         self._next_memory_s = 0.0
-        self._peak_bytes = 0
+        self._looks = 0
+        self._memfd_bytes = 0
         self._verdict: tuple[str, str] | None = None
         self._fault_text = ""
 
@@ -192,7 +197,7 @@ class Host:
                 if message is not None:
                     self._handle(message, now)
         except ProtocolError as error:
-            self._verdict = ("lost", f"the worker broke the protocol and was ended: {error}")
+            self._verdict = ("lost", f"the worker broke the protocol and was ended: {str(error)[:300]}")
             raise _Gone from None
 
     def _handle(self, message: framing.Message[m.FromWorker], now: float) -> None:
@@ -300,8 +305,11 @@ class Host:
         pids = worker.below()
         used = processes.memory_bytes(pids, limit_bytes=limit)
         if worker.is_boxed and pids:
+            self._looks += 1
+            if self._looks % _MEMFD_EVERY == 0:
+                self._memfd_bytes = processes.memfd_bytes(pids)
+            used += self._memfd_bytes
             used += processes.files_bytes(worker.init, ("/tmp", "/dev/shm", sandbox.WORKSPACE))
-        self._peak_bytes = max(self._peak_bytes, used)
         if used > limit:
             self._verdict = (
                 "lost",
@@ -362,10 +370,11 @@ class Host:
     def _to_worker(self, data: bytes) -> None:
         channel = self._worker.channel
         channel.setblocking(True)  # the worker is idle: it reads at once
-        channel.settimeout(10.0)
+        channel.settimeout(_SEND_S)
         try:
             channel.sendall(data)
         except OSError:
+            self._verdict = ("lost", f"the worker does not take what it is sent within {_SEND_S:g} s and was ended")
             raise _Gone from None
         finally:
             channel.setblocking(False)

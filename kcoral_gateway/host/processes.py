@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterable
 
+_INODE_BYTES = 1024  # an empty file of a tmpfs costs the kernel about that
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -72,7 +73,25 @@ def files_bytes(pid: int, folders: Iterable[str]) -> int:
         except OSError:
             continue
         total += (usage.f_blocks - usage.f_bfree) * usage.f_frsize
+        total += (usage.f_files - usage.f_ffree) * _INODE_BYTES
     return total
+
+
+def memfd_bytes(pids: Iterable[int]) -> int:
+    """What memfds hold that these processes have open, mapped or not, each counted once."""
+    seen: dict[int, int] = {}
+    for pid in pids:
+        try:
+            names = os.listdir(f"/proc/{pid}/fd")
+        except OSError:
+            continue
+        for name in names:
+            path = f"/proc/{pid}/fd/{name}"
+            with contextlib.suppress(OSError):
+                if os.readlink(path).startswith("/memfd:"):
+                    status = os.stat(path)
+                    seen[status.st_ino] = status.st_blocks * 512
+    return sum(seen.values())
 
 
 def now_ticks() -> int:

@@ -28,16 +28,20 @@ _INNER_ID = 1000
 
 # Denied with EPERM. mount and namespaces: ways out of the layout. keyctl, bpf, perf, io_uring, userfaultfd: kernel
 # attack surface that no notebook needs. ptrace and process_vm: other processes of the sandbox's user. What CUDA needs
-# (memfd_create, ioctl, mlock) stays allowed. Tools that must trace get a second profile when profiling comes.
+# (memfd_create, ioctl, mlock) stays allowed. shmget: memory that no process and no tmpfs shows.
+# Tools that must trace get a second profile when profiling comes.
 _DENIED = (
     "acct add_key bpf chroot delete_module fanotify_init finit_module fsconfig fsmount fsopen fspick init_module "
     "io_uring_enter io_uring_register io_uring_setup ioperm iopl kcmp kexec_file_load kexec_load keyctl "
     "lookup_dcookie mount mount_setattr move_mount move_pages name_to_handle_at nfsservctl open_by_handle_at "
-    "open_tree perf_event_open pivot_root process_madvise process_vm_readv process_vm_writev ptrace quotactl reboot "
-    "request_key setns settimeofday swapoff swapon syslog umount2 unshare userfaultfd vhangup clock_settime"
+    "open_tree perf_event_open pidfd_getfd pivot_root process_madvise process_vm_readv process_vm_writev ptrace "
+    "quotactl reboot request_key setns settimeofday shmget swapoff swapon syslog umount2 unshare "
+    "userfaultfd vhangup clock_settime"
 ).split()
 _CLONE_NEWUSER = 0x10000000
-_CLONE_NEW_ANY = 0x7E020000  # every CLONE_NEW* flag of clone(2)
+# Sockets that network namespaces bind: UNIX, INET, INET6, NETLINK. AF_VSOCK, say, reaches a virtual machine's host.
+_ALLOWED_FAMILIES = {1, 2, 10, 16}
+_FAMILIES = 64  # AF_MAX is 46 in Linux 6
 _TIOCSTI = 0x5412  # pushes input into the terminal of whoever started us (CVE-2017-5226)
 _TIOCLINUX = 0x541C
 
@@ -69,6 +73,8 @@ def filter_program() -> bytes:
     rules.add_rule(deny, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_NEWUSER, _CLONE_NEWUSER))
     # clone3 passes its flags by pointer, out of a filter's sight; libc falls back to clone on ENOSYS.
     rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
+    for family in set(range(_FAMILIES)) - _ALLOWED_FAMILIES:
+        rules.add_rule(deny, "socket", seccomp.Arg(0, seccomp.MASKED_EQ, 0xFFFFFFFF, family))
     for request in (_TIOCSTI, _TIOCLINUX):
         rules.add_rule(deny, "ioctl", seccomp.Arg(1, seccomp.MASKED_EQ, 0xFFFFFFFF, request))
     descriptor = os.memfd_create("seccomp")
@@ -230,4 +236,5 @@ def candidates() -> list[Level]:
     """The levels this process could start, strongest first."""
     if bwrap_path() is None or not sys.platform.startswith("linux"):
         return []
-    return ["strict", "user"] if os.geteuid() == 0 else ["user"]
+    # Root in a user namespace is still root where the kernel asks outside of it: core_pattern, process limits.
+    return ["strict"] if os.geteuid() == 0 else ["user"]

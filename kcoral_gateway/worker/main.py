@@ -67,7 +67,8 @@ def main(channel_fd: int, fault_fd: int, limits: dict[str, int]) -> None:
                 continue
             match message.body:
                 case m.Run(place=place):
-                    ended = executor.run(bytes(message.buffers[0]).decode(), place, interrupts)
+                    source = bytes(message.buffers[0]).decode("utf-8", "replace")
+                    ended = executor.run(source, place, interrupts)
                     output.send(ended)
                 case m.Shutdown():
                     return

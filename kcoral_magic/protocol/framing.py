@@ -79,10 +79,13 @@ class Decoder(Generic[M]):
     After an error the decoder is spent: the peer broke the framing, so nothing later can be trusted to be aligned.
     """
 
-    def __init__(self, union: Any, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    def __init__(
+        self, union: Any, *, max_message_bytes: int = MAX_MESSAGE_BYTES, max_head_bytes: int = MAX_HEAD_BYTES
+    ) -> None:
         # ``union`` is the value of M: a union is no ``type`` that could be checked against it.
         self._heads: msgspec.msgpack.Decoder[Head[M]] = msgspec.msgpack.Decoder(Head[union])
         self._max_message_bytes = max_message_bytes
+        self._max_head_bytes = max_head_bytes
         self._open: tuple[M, tuple[int, ...], bytearray, int] | None = None
 
     def decode(self, frame: Buffer) -> Message[M] | None:
@@ -99,8 +102,9 @@ class Decoder(Generic[M]):
         (head_bytes,) = _LENGTH.unpack_from(frame)
         if head_bytes == 0:
             return self._continue(memoryview(frame)[4:])
-        if head_bytes > MAX_HEAD_BYTES or 4 + head_bytes > size:
-            raise ProtocolError(f"a head has at most {MAX_HEAD_BYTES} bytes and lies in its frame, got {head_bytes}")
+        if head_bytes > self._max_head_bytes or 4 + head_bytes > size:
+            limit = self._max_head_bytes
+            raise ProtocolError(f"a head has at most {limit} bytes and lies in its frame, got {head_bytes}")
         view = memoryview(frame)
         try:
             head = self._heads.decode(view[4 : 4 + head_bytes])
