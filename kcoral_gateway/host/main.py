@@ -41,6 +41,9 @@ _FREE_BYTES = 32 * 1024 * 1024  # of an execution's text at full speed …
 _FLOOD_BYTES_PER_S = 64 * 1024 * 1024  # … and then this much: a flood must not take the gateway from other sessions
 # Of a worker's head: it goes on inside two more messages, which must fit as well.
 _HEAD_BYTES = framing.MAX_HEAD_BYTES - 1024
+_FREE_MESSAGES = 1000  # of displays and the like of one execution; nobody sees more updates a second than this
+_FLOOD_MESSAGES_PER_S = 2000
+_FLOOD_READ_BYTES = 16 * 1024  # then: the pause that one read earns must stay short
 _FRAME = re.compile(r'File "([^"]{1,300})", line (\d{1,9}) in (.{1,200})')
 _CELL = re.compile(r"<ipython-input-(\d+)-[0-9a-f]+>")
 
@@ -79,6 +82,7 @@ class Host:
         self._old_processes: set[int] = set()  # that earlier cells left running
         self._has_left = False  # the worker closed its channel: it is ending by itself
         self._stream_bytes = 0
+        self._messages = 0
         self._flood_until_s = 0.0
         self._interrupted_s: float | None = None
         self._has_asked_where = False
@@ -183,7 +187,8 @@ class Host:
 
     def _read_channel(self, now: float) -> None:
         try:
-            data = self._buffer[: self._worker.channel.recv_into(self._buffer)]
+            size = _READ_BYTES if self._messages < _FREE_MESSAGES else _FLOOD_READ_BYTES
+            data = self._buffer[: self._worker.channel.recv_into(self._buffer, size)]
         except BlockingIOError:
             return
         except OSError:
@@ -215,6 +220,9 @@ class Host:
             self._drained_s = now
             self._end_rest()
             return
+        self._messages += 1
+        if self._messages > _FREE_MESSAGES:
+            self._flood_until_s = max(now, self._flood_until_s) + 1 / _FLOOD_MESSAGES_PER_S
         self._emit_output(self._batcher.take(now))
         match body:
             case m.Ready():
@@ -343,7 +351,7 @@ class Host:
                 self._execution = execution_id
                 self._is_running = True
                 self._run_ticks = processes.now_ticks()
-                self._stream_bytes = 0
+                self._stream_bytes = self._messages = 0
                 self._has_asked_where = False
                 self._to_worker(framing.pack(framing.encode(message.body, message.buffers)))
             case m.Stop(execution_id=execution_id, kill=kill):

@@ -18,7 +18,7 @@ import sys
 import time
 import types
 import warnings
-from typing import Any, Protocol
+from typing import Any
 
 import IPython
 from IPython.core.compilerop import CachingCompiler
@@ -30,6 +30,7 @@ from traitlets import Type
 from traitlets.config import Config
 
 from kcoral_gateway.worker import cuda
+from kcoral_gateway.worker.interrupts import Interrupts
 from kcoral_gateway.worker.output import Output
 from kcoral_magic.errors import ProtocolError
 from kcoral_magic.protocol import bundle
@@ -39,12 +40,6 @@ _HIDDEN = (os.path.dirname(IPython.__file__), os.path.dirname(os.path.dirname(__
 _FRAMES_SHOWN = 24  # at each end; facts: IPython takes seconds to format a recursion error in full
 _NAME_BYTES = 500  # below the wire's limit for names
 _TEXT_BYTES = 256 * 1024  # of one error's text or traceback
-
-
-class Interruptible(Protocol):
-    """Whether SIGINT may raise now."""
-
-    is_running: bool
 
 
 class _Compiler(CachingCompiler):
@@ -202,7 +197,7 @@ class Executor:
         warnings.filterwarnings("ignore", "To exit: use", UserWarning)  # advice for a terminal
         sys.path.insert(0, "")
 
-    def run(self, source: str, place: m.Place, interrupts: Interruptible) -> m.Ended:
+    def run(self, source: str, place: m.Place, interrupts: Interrupts) -> m.Ended:
         """Run ``source``; everything it produced has been sent when this returns."""
         shell = self._shell
         shell.execution_count = place.count

@@ -15,27 +15,16 @@ import resource
 import signal
 import socket
 import sys
-from types import FrameType
 from typing import assert_never
 
 from kcoral_gateway.worker.execute import Executor
+from kcoral_gateway.worker.interrupts import Interrupts
 from kcoral_gateway.worker.output import Output
 from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
 
 _PR_SET_PDEATHSIG = 1
 _READ_BYTES = 64 * 1024  # below malloc's mmap threshold: a larger buffer would be mapped anew at every read
-
-
-class _Interrupts:
-    """SIGINT raises KeyboardInterrupt while ``is_running``, and is dropped otherwise."""
-
-    def __init__(self) -> None:
-        self.is_running = False
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.is_running:
-            raise KeyboardInterrupt
 
 
 def main(channel_fd: int, fault_fd: int, limits: dict[str, int]) -> None:
@@ -46,12 +35,12 @@ def main(channel_fd: int, fault_fd: int, limits: dict[str, int]) -> None:
     channel = socket.socket(fileno=channel_fd)
     os.set_inheritable(channel_fd, False)
     os.set_inheritable(fault_fd, False)
-    interrupts = _Interrupts()
+    interrupts = Interrupts()
     signal.signal(signal.SIGINT, interrupts)
     faulthandler.enable(file=fault_fd, all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=fault_fd, all_threads=False)
     sys.argv = [""]
-    output = Output(channel)
+    output = Output(channel, interrupts)
     output.install()
     executor = Executor(output)
     gc.collect()

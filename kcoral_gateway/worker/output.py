@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from kcoral_gateway.worker.interrupts import Interrupts
 from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
 
@@ -41,8 +42,9 @@ _LINE_BUFFERED = 1  # _IOLBF of <stdio.h>
 class Output:
     """The worker's three ways out, kept in order."""
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, channel: socket.socket, interrupts: Interrupts) -> None:
         self._channel = channel
+        self._interrupts = interrupts
         self._lock = threading.RLock()
         self._owner = os.getpid()
         self._libc = ctypes.CDLL(None)
@@ -77,7 +79,8 @@ class Output:
         data = framing.pack(framing.encode(body, buffers))
         with self._lock:
             self.settle()
-            self._channel.sendall(data)
+            with self._interrupts.held():
+                self._channel.sendall(data)
 
     def settle(self) -> None:
         """Flush Python's and C's buffers and wait until the host has read both pipes."""
@@ -106,7 +109,7 @@ class Output:
             if not left:
                 return
             if spin == 0 and self.is_owner:
-                with self._lock:
+                with self._lock, self._interrupts.held():
                     self._channel.sendall(self._drain)
             if spin > 20:
                 pause_s = min(0.001, pause_s + 0.00002)

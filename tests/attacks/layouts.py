@@ -52,9 +52,13 @@ class Layout:
     def own(self, path: Path) -> Path:
         """Make a folder that belongs to the gateway's user alone."""
         path.mkdir(mode=0o700)
+        self.give(path)
+        return path
+
+    def give(self, path: Path) -> None:
+        """Make ``path`` the gateway's user's."""
         if os.geteuid() != self.uid:
             os.chown(path, self.uid, self.uid)
-        return path
 
 
 def find(level: str, folder: Path) -> Layout:
@@ -181,14 +185,11 @@ class BoxedGateway(GatewayProcess):
         self.secrets = Secrets(folder=folder)
         self.held_sessions = 0  # sessions that outlive a test on purpose
         self.principals: set[str] = set()
-        home = layout.own(folder / "home")
-        state = layout.own(folder / "state")
+        home, state = layout.own(folder / "home"), layout.own(folder / "state")
+        layout.own(home / ".ssh")
         for path in (home / ".ssh" / "id_ed25519", home / "tls-key.pem", state / "tls-key.pem", folder / "outside"):
-            path.parent.mkdir(exist_ok=True)
             path.write_text(self.secrets.file)
-            for made in (path.parent, path):
-                if made not in (folder, state, home):
-                    os.chown(made, layout.uid, layout.uid)
+            layout.give(path)
             self.secrets.files.append(path)
         # Opened by the shell, inherited by everything it starts: what a careless service manager leaves behind.
         leak = ("/bin/sh", "-c", 'exec 9<"$0"; exec "$@"', str(folder))

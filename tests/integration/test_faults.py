@@ -246,3 +246,19 @@ def test_closing_what_is_not_there_names_what_is(client: Client) -> None:
         client.close_session("there")
     client.close_session("here")
     until(lambda: not [s for s in client.sessions() if s.name == "here"])
+
+
+def test_an_interrupt_in_a_flood_of_displays_keeps_the_worker_and_its_state(client: Client) -> None:
+    session = client.session()
+    session.run("kept = 3\nfrom IPython.display import display")
+    for _ in range(5):
+        execution = session.execute(
+            "print('on', flush=True)\nwhile True: display({'text/plain': 'x' * 9000}, raw=True)"
+        )
+        _wait_for_text(execution, "on\n")
+        for _ in zip(range(300), execution, strict=False):
+            pass
+        execution.interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            execution.result()
+    assert session.run("kept").text == "3"
