@@ -327,6 +327,15 @@ def test_beyond_the_limit_shown_and_skipped_still_are_everything(
             assert reader.next == journal.last + 1
 
 
+def test_the_newest_text_is_kept_whatever_its_size(make: Callable[..., Journal]) -> None:
+    journal = make(stream_bytes=0, tail_bytes=0)
+    for number in range(5):
+        fill(journal, [text(b"%d" % number * 100)])
+        assert events(read(journal)) == [(number + 1, text(b"%d" % number * 100))]
+    fill(journal, [FINISHED])
+    assert [number for number, _ in events(read(journal))] == [5, 6]
+
+
 def test_the_tail_of_a_finished_flood_is_on_disk(make: Callable[..., Journal], tmp_path: Path) -> None:
     journal = make(stream_bytes=100, tail_bytes=500)
     cell = [*(text(b"%09d\n" % number) for number in range(50)), picture(1), text(b"end"), FINISHED]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from kcoral_gateway.config import Config
 from kcoral_gateway.execution.records import Records
-from kcoral_magic.errors import ExecutionLost, NotFoundError, ProtocolError
+from kcoral_magic.errors import ExecutionLost, KCoralError, NotFoundError, ProtocolError
 from kcoral_magic.protocol import messages as m
 
 ID = "execution-1"
@@ -39,6 +40,15 @@ async def test_an_execution_is_its_principal_s_alone(tmp_path: Path) -> None:
         one.close()
 
 
+async def test_using_another_principal_s_id_takes_nothing_from_them(tmp_path: Path) -> None:
+    one = records(tmp_path)
+    running, _ = one.new("ana", EXECUTE, b"1")
+    with contextlib.suppress(KCoralError):
+        one.new("ben", EXECUTE, b"1")
+    assert one.by_id(ID) is running  # where what ana's worker sends goes
+    assert one.attach("ana", ID, 0) is running
+
+
 async def test_a_reader_that_has_everything_of_a_finished_execution_may_come_back(tmp_path: Path) -> None:
     one = records(tmp_path)
     execution, _ = one.new("ana", EXECUTE, b"1")
@@ -62,6 +72,21 @@ async def test_a_reader_that_has_more_than_a_dead_gateway_had_written_is_told_th
             successor.attach("ana", ID, after)
     again = successor.attach("ana", ID, 1)
     assert (again.journal.last, again.journal.is_finished) == (2, True)
+
+
+async def test_late_text_that_a_dead_gateway_had_not_written_does_not_break_its_reader_s_connection(
+    tmp_path: Path,
+) -> None:
+    one = records(tmp_path)
+    execution, _ = one.new("ana", EXECUTE, b"1")
+    execution.finish("ok")
+    execution.journal.flush()
+    execution.emit(m.Stream("stdout", True), (b"late",))
+    successor = records(tmp_path)
+    try:
+        assert successor.attach("ana", ID, 2).journal.is_finished
+    except ExecutionLost:  # also an answer; a ProtocolError would end the connection, at each of its attempts
+        pass
 
 
 async def test_a_reader_cannot_have_what_was_never_sent(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ class Session:
                 self._flights.setdefault(execution_id, Flight()).acked(number)
 
     def _refuse(self, execution_id: str, code: str) -> None:
-        self._connection.readers.pop(execution_id)
+        self._connection.drop(execution_id)
         self.out += framing.encode(m.Problem(code, "nothing is left of it", execution_id))
 
     def pump(self) -> bool:
@@ -273,8 +273,7 @@ class World:
         self.send(self.client.execute(execute(execution_id, view), b"body"))
 
     def attach(self, execution_id: str, view: m.View = ALL) -> None:
-        """Read an execution from its start, when nothing of an earlier reading is on its way."""
-        self.exchange()
+        """Read an execution from its start, whatever of an earlier reading is still on its way."""
         self.seen[execution_id], self.last[execution_id] = [], 0
         self.attached.add(execution_id)
         self.send([*self.client.forget(execution_id), *self.client.attach(execution_id, view)])
@@ -593,6 +592,18 @@ def test_an_attached_execution_is_read_on_after_its_end_until_it_is_caught_up() 
     assert client.receive(event(2)) is not None
     assert client.receive(*framing.encode(m.CaughtUp(ID))) is not None
     assert client.unfinished == []
+
+
+def test_the_end_of_an_earlier_reading_is_not_the_end_of_the_next_one() -> None:
+    client = opened_client()
+    client.attach(ID, ALL)
+    client.receive(event(1, m.Finished("ok")))
+    client.forget(ID)
+    client.attach(ID, ALL)
+    (caught_up,) = framing.encode(m.CaughtUp(ID))
+    assert client.receive(caught_up) is None  # of the first reading: it was on its way
+    assert client.receive(event(1, m.Finished("ok"))) is not None
+    assert client.receive(caught_up) is not None
 
 
 def test_a_message_before_the_welcome_is_a_protocol_error() -> None:
