@@ -267,7 +267,9 @@ def check_addresses(config: Config) -> None:
 
 
 def _names(config: Config) -> list[str]:
-    host = config.host or ""
+    host = config.host
+    if host is None:
+        return list(config.allowed_hosts)
     return [*config.allowed_hosts, f"[{host}]" if ":" in host else host]
 
 

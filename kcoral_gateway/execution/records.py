@@ -94,9 +94,10 @@ class Records:
             raise NotFoundError(
                 f"this gateway knows no execution {execution_id}: it never arrived, or its journal has been removed"
             )
-        if execution.is_cut and after >= execution.journal.last:
+        newest = execution.journal.last
+        if execution.is_cut and after >= newest or execution.journal.is_finished and after > newest:
             raise ExecutionLost(_RESTARTED)
-        if after > execution.journal.last:
+        if after > newest:
             raise ProtocolError(f"event {after} was attached after, {execution.journal.last} is the newest")
         return execution
 
@@ -125,14 +126,15 @@ class Records:
                 del self._known[execution_id]
 
     def prune(self, live: Collection[str]) -> None:
-        """Remove journals that are too old or too many."""
+        """Remove journals that are too old or too many, but none that runs or is being read."""
+        read = {execution_id for execution_id, execution in self._known.items() if len(execution.watchers) > 1}
         for folder in self._config.journals_dir.glob("*"):
             removed = prune(
                 folder,
                 now=time.time(),
                 days=self._config.journal_days,
                 total_bytes=self._config.journal_bytes,
-                keep=live,
+                keep={*live, *read},
             )
             for execution_id in removed:
                 self._on_disk.discard(execution_id)

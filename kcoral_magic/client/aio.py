@@ -182,8 +182,15 @@ class AsyncClient:
     async def attach(
         self, execution_id: str, *, view: m.View = EVERYTHING, sink: Callable[[Output], None] | None = None
     ) -> AsyncExecution:
-        """Read an execution from its start, whoever of this principal began it."""
+        """Read an execution from its start, whoever of this principal began it.
+
+        Raises:
+            UsageError: This client is reading it.
+        """
         await self.connect()
+        reading = self._executions.get(execution_id)
+        if reading is not None and not reading.is_finished:
+            raise UsageError(f"this client reads {execution_id} already: go on with that reader")
         execution = AsyncExecution(self, execution_id, sink)
         self._executions[execution_id] = execution
         await self._send(self._connection.attach(execution_id, view))

@@ -49,7 +49,7 @@ class Table:
 
 
 def size(count: float) -> str:
-    """Bytes as people write them: ``588.9 kB``, ``1.25 GiB``."""
+    """Bytes as people write them: ``588.9 kB``, ``1.2 GB``."""
     if count < 1000:
         return f"{count:.0f} B"
     for unit in ("kB", "MB", "GB"):

@@ -214,8 +214,11 @@ class ClientConnection:
                     return None
                 track.last = to
                 track.execute = None
-            case m.CaughtUp(execution_id=execution_id) if execution_id in self._tracks:
-                self._tracks[execution_id].is_finished = True
+            case m.CaughtUp(execution_id=execution_id):
+                track = self._tracks.get(execution_id)
+                if track is None or track.is_restarting:
+                    return None
+                track.is_finished = True
             case m.Problem(execution_id=execution_id) if execution_id in self._tracks:
                 self._tracks[execution_id].is_finished = True
             case _:

@@ -594,6 +594,19 @@ def test_an_attached_execution_is_read_on_after_its_end_until_it_is_caught_up() 
     assert client.unfinished == []
 
 
+def test_what_is_on_its_way_of_an_earlier_reading_is_not_the_beginning_of_the_next_one() -> None:
+    client = opened_client()
+    client.execute(execute(), b"1 + 1")
+    client.receive(event(1))
+    client.forget(ID)
+    client.attach(ID, ALL)
+    (skip,) = framing.encode(m.Skip(ID, 5, 100, 1))
+    for frame in (event(2), event(3), skip):
+        assert client.receive(frame) is None
+    assert client.receive(event(1)) is not None
+    assert client.receive(event(2)) is not None
+
+
 def test_the_end_of_an_earlier_reading_is_not_the_end_of_the_next_one() -> None:
     client = opened_client()
     client.attach(ID, ALL)
@@ -695,6 +708,19 @@ def test_an_acknowledgement_may_come_late_or_twice_but_not_for_what_was_never_se
         receive(gateway, m.Ack(ID, 1))
     with pytest.raises(ProtocolError, match="event 2 was acknowledged, 1 was the last one sent"):
         receive(gateway, m.Ack(ID, 2))
+
+
+def test_an_acknowledgement_of_an_earlier_reading_may_come_after_the_next_one_began() -> None:
+    gateway = opened_gateway()
+    receive(gateway, m.Attach(ID, 0))
+    gateway.readers[ID].sent(1, 10)
+    gateway.readers[ID].sent(2, 10)
+    receive(gateway, m.Detach(ID))
+    receive(gateway, m.Attach(ID, 0))
+    receive(gateway, m.Ack(ID, 2))
+    assert gateway.readers[ID].next == 1
+    with pytest.raises(ProtocolError, match="event 3 was acknowledged"):
+        receive(gateway, m.Ack(ID, 3))
 
 
 # ── The handshake and liveness ──────────────────────────────────────────────────────────────────────────────────────
