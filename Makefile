@@ -1,4 +1,4 @@
-# Two commands for a newcomer: make demo, make test. Everything installs into .venv; nothing outside this folder is touched.
+# Two commands for a newcomer: make demo, make test. Everything installs into .venv.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import logging
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def _serve_options(to: argparse.ArgumentParser, allow_host: str) -> None:
     # SUPPRESS: an option not given to `serve` must not overwrite one given before it.
     add = to.add_argument
     add("--host", default=argparse.SUPPRESS, help="address to listen on (127.0.0.1); 'none': the unix socket only")
-    add("--port", type=int, default=argparse.SUPPRESS, help="TCP port (7878; 0 picks a free one)")
+    add("--port", type=_number(0, 65535), default=argparse.SUPPRESS, help="TCP port (7878; 0 picks a free one)")
     add("--tls-cert", type=Path, default=argparse.SUPPRESS, help="certificate chain, PEM")
     add("--tls-key", type=Path, default=argparse.SUPPRESS, help="its private key, PEM")
     add("--insecure", action="store_true", default=argparse.SUPPRESS, help="beyond loopback without TLS")
@@ -51,11 +52,36 @@ def _serve_options(to: argparse.ArgumentParser, allow_host: str) -> None:
         help="a host name clients use; repeatable",
     )
     add("--sandbox", choices=["auto", "strict", "user", "none"], default=argparse.SUPPRESS, help="isolation (auto)")
-    add("--simulate-gpus", type=int, metavar="N", default=argparse.SUPPRESS, help="pretend to have N GPUs")
-    add("--memory-gib", type=float, default=argparse.SUPPRESS, help="memory of one worker (16)")
-    add("--workspace-gib", type=float, default=argparse.SUPPRESS, help="files of one session (8)")
-    add("--processes", type=int, default=argparse.SUPPRESS, help="processes and threads of one worker (2048)")
+    add("--simulate-gpus", type=_number(0, 1024), metavar="N", default=argparse.SUPPRESS, help="pretend to have N GPUs")
+    add("--memory-gib", type=_positive, metavar="GIB", default=argparse.SUPPRESS, help="memory of one worker (16)")
+    add("--workspace-gib", type=_positive, metavar="GIB", default=argparse.SUPPRESS, help="files of one session (8)")
+    add(
+        "--processes",
+        type=_number(8, 1 << 20),
+        metavar="N",
+        default=argparse.SUPPRESS,
+        help="processes and threads of one worker (2048)",
+    )
     add("--embedded", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def _number(least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdigit() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{least} to {most} was expected, got {text!r}")
+        return int(text)
+
+    return parse
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"a number above 0 was expected, got {text!r}")
+    return value
 
 
 def config_of(options: argparse.Namespace) -> Config:

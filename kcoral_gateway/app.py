@@ -36,6 +36,8 @@ from kcoral_magic.errors import SandboxUnavailable, UsageError
 from kcoral_magic.protocol import __version__, framing
 
 _log = getLogger(__name__)
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_ASK_S = 60.0
 _SO_PEERCRED_BYTES = 12  # struct ucred: pid, uid, gid
 
 
@@ -67,7 +69,11 @@ async def _ask_host(*arguments: str) -> Any:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "kcoral_gateway.host", *arguments, stdout=asyncio.subprocess.PIPE
     )
-    out, _ = await process.communicate()
+    try:
+        out, _ = await asyncio.wait_for(process.communicate(), _ASK_S)
+    except TimeoutError:  # a hanging driver must not hang the gateway
+        process.kill()
+        raise SandboxUnavailable(f"the host program did not answer {' '.join(arguments)} within {_ASK_S:g} s") from None
     if process.returncode != 0:
         raise SandboxUnavailable(f"the host program failed on {' '.join(arguments)}: exit code {process.returncode}")
     return json.loads(out)
@@ -119,7 +125,10 @@ class Gateway:
     async def start(cls, config: Config) -> AsyncIterator[Gateway]:
         """Serve until the block ends."""
         check_addresses(config)
-        config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"the state folder cannot be made: {error}") from None
         _check_private(config.state_dir)
         with _lock(config.state_dir / "lock"):
             level, report = await find_level(config)
@@ -147,7 +156,10 @@ class Gateway:
                 Route("/health", Health(clients, details).serve),
                 WebSocketRoute("/ws", clients.serve),
             ]
-            gateway = cls(config, service, clients, engine, Guard(Starlette(routes=routes), _names(config)))
+            is_open = config.host is not None and config.host not in _LOOPBACK
+            guard = Guard(Starlette(routes=routes), _names(config), allows_addresses=is_open)
+            _log.info("names served", extra={"names": ["localhost", *_names(config)], "addresses": is_open})
+            gateway = cls(config, service, clients, engine, guard)
             try:
                 async with gateway._serving():
                     yield gateway
@@ -165,7 +177,12 @@ class Gateway:
         await self._listen(uds=str(config.socket_path))
         config.socket_path.chmod(0o600)
         if config.host is not None:
-            listener = socket.create_server((config.host, config.port), family=_family(config.host))
+            try:
+                listener = socket.create_server((config.host, config.port), family=_family(config.host))
+            except (OSError, OverflowError) as error:
+                await self._stop_servers()
+                hosts.close()
+                raise UsageError(f"{config.host}:{config.port} cannot be listened on: {error}") from None
             self.port = listener.getsockname()[1]
             await self._listen(
                 listener,
@@ -179,14 +196,17 @@ class Gateway:
             config.run_path.unlink(missing_ok=True)
             await self.service.close()
             await self.clients.close()
-            for server, task in self._servers:
-                server.should_exit = True
-                server.force_exit = True
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            await self._stop_servers()
             hosts.close()
             for path in (config.hosts_path, config.socket_path):
                 path.unlink(missing_ok=True)
+
+    async def _stop_servers(self) -> None:
+        for server, task in self._servers:
+            server.should_exit = True
+            server.force_exit = True
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
     async def _listen(self, listener: socket.socket | None = None, **options: Any) -> None:
         server = _Server(
@@ -257,7 +277,7 @@ def check_addresses(config: Config) -> None:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.tls_cert, config.tls_key)
         except (OSError, ssl.SSLError) as error:
             raise UsageError(f"the certificate or key cannot be read: {error}") from None
-    if config.host is None or config.host in ("127.0.0.1", "::1", "localhost"):
+    if config.host is None or config.host in _LOOPBACK:
         return
     if not config.tls_cert and not config.is_insecure:
         raise UsageError(
@@ -270,7 +290,8 @@ def _names(config: Config) -> list[str]:
     host = config.host
     if host is None:
         return list(config.allowed_hosts)
-    return [*config.allowed_hosts, f"[{host}]" if ":" in host else host]
+    own = [] if host in _LOOPBACK else [socket.gethostname()]
+    return [*config.allowed_hosts, *own, f"[{host}]" if ":" in host else host]
 
 
 def _family(host: str) -> socket.AddressFamily:

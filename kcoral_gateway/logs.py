@@ -27,3 +27,5 @@ def configure(level: int = logging.INFO) -> None:
         logger.propagate = True
     logging.getLogger("uvicorn.access").disabled = True  # it would log every request line
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    # A refused websocket is answered with HTTP, which uvicorn takes for an accident; the refusal itself is logged.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: "without completing handshake" not in record.msg)

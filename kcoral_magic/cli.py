@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import os
 import sys
 
 from kcoral_magic import config
@@ -37,9 +38,10 @@ def _connect(options: argparse.Namespace) -> None:
 
     url = config.normalise(options.url)
     token = getpass.getpass(f"Token for {url}: ") if sys.stdin.isatty() else sys.stdin.readline().strip()
-    with Client(target=config.Target(url, token.strip(), options.ca)) as client:
+    ca = os.path.abspath(options.ca) if options.ca else None
+    with Client(target=config.Target(url, token.strip(), ca)) as client:
         welcome = client.connect()
-    path = config.store_credentials(url, token=token.strip(), ca=options.ca, trust=True if options.trust else None)
+    path = config.store_credentials(url, token=token.strip(), ca=ca, trust=True if options.trust else None)
     print(f"connected to {url} as {welcome.principal} (isolation {welcome.sandbox}); stored in {path}")
     print(f"In a notebook: %kcoral connect {url}   or set KCORAL_MAGIC_URL")
 

@@ -46,13 +46,15 @@ def config_dir(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def normalise(url: str) -> str:
-    """``host``, ``host:port`` or a ws/http URL as ``ws[s]://host:port``.
+    """``host``, ``host:port`` or a ws/http URL as ``ws[s]://host:port``; without a scheme wss, but for loopback.
 
     Raises:
         UsageError: It is no address of a gateway, or holds a secret.
     """
     try:
-        parts = urlsplit(url if "://" in url else f"ws://{url}")
+        parts = urlsplit(url if "://" in url else f"wss://{url}")
+        if "://" not in url and parts.hostname in ("localhost", "127.0.0.1", "::1"):
+            parts = parts._replace(scheme="ws")
     except ValueError:
         raise UsageError(f"a gateway's address looks like wss://gpu.example:7878, got {url!r}") from None
     if parts.username or parts.password or parts.query or parts.fragment:

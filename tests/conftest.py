@@ -51,10 +51,10 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
             links = len(os.listdir(f"/proc/{gateway.pid}/fd"))
         except (psutil.NoSuchProcess, FileNotFoundError):  # the test killed it
             return True
-        # Without sessions a gateway has its listeners, epoll, log and lock, and one pipe-free link for a spare.
-        return len(hosts) <= 1 and links <= 24 + 2 * len(hosts)
+        # Without sessions a gateway has its listeners, epoll, log and lock, and one pipe-free link for each spare.
+        return len(hosts) <= max(1, len(gateway.principals)) and links <= 24 + 2 * len(hosts)
 
-    until(settled, 20, "only one spare worker is left")
+    until(settled, 20, "only spare workers are left")
     until(lambda: set(threading.enumerate()) <= threads, 10, f"threads end: {set(threading.enumerate()) - threads}")
     assert set(Path("/tmp").glob("kcoral-workspace-*")) <= workspaces
 

@@ -46,6 +46,7 @@ class GatewayProcess:
         gpus: int = 2,
     ) -> None:
         self.state = state
+        self.principals: set[str] = set()  # each may have one spare worker
         self._command = [*prefix, python, "-m", "kcoral_gateway", "--state", str(state), "--port", "0", *options]
         self._token_command = self._command[: self._command.index("--port")]
         if gpus:
@@ -69,6 +70,7 @@ class GatewayProcess:
         self.socket: str = run["socket"]
 
     def token(self, name: str = "tester") -> str:
+        self.principals.add(name)
         made = subprocess.run([*self._token_command, "token", "add", name], capture_output=True, text=True, check=True)
         return made.stdout.strip()
 

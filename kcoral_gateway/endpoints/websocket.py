@@ -80,9 +80,8 @@ class Clients:
 
     async def close(self) -> None:
         """Give every client what it should still hear, then say that the gateway goes."""
-        for client in list(self._open):
-            with contextlib.suppress(TimeoutError, RuntimeError, WebSocketDisconnect):
-                await asyncio.wait_for(client.say_goodbye(), 2.0)
+        goodbyes = [asyncio.wait_for(client.say_goodbye(), 2.0) for client in self._open]
+        await asyncio.gather(*goodbyes, return_exceptions=True)
 
 
 def _fields(welcome: m.Welcome) -> dict[str, Any]:
@@ -131,7 +130,7 @@ class _Client:
             await asyncio.gather(*tasks, return_exceptions=True)
             for execution in self._executions.values():
                 execution.watchers.discard(self._wake)
-            self._service.client_went(name, hello.client_id, hello.instance)
+            self._service.client_went(name, hello.client_id)
 
     async def _ended(self, task: asyncio.Task[None]) -> None:
         error = task.exception()
@@ -142,10 +141,10 @@ class _Client:
 
     async def _fail(self, error: ProtocolError) -> None:
         _log.warning("protocol error", extra={"principal": self._principal.name, "error": str(error)})
-        with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # it may have gone already
+        with contextlib.suppress(TimeoutError, WebSocketDisconnect, RuntimeError):  # it may have gone already
             for frame in framing.encode(m.Problem(error.code, str(error)[:4000])):
-                await self._websocket.send_bytes(frame)
-            await self._websocket.close(c.CLOSE_PROTOCOL, str(error)[:100])
+                await asyncio.wait_for(self._websocket.send_bytes(frame), 1.0)
+        await self._leave(c.CLOSE_PROTOCOL, str(error)[:100])
 
     async def say_goodbye(self) -> None:
         """Wait until everything due has been sent, then close."""
@@ -296,10 +295,15 @@ class _Client:
             await asyncio.sleep(_TICK_S)
             now = time.monotonic()
             if self._liveness.is_dead(now):
-                await self._websocket.close(c.CLOSE_GOING_AWAY, "nothing was heard for too long")
+                await self._leave(c.CLOSE_GOING_AWAY, "nothing was heard for too long")
                 return
             if self._liveness.wants_ping(now):
                 self._answer(m.Ping())
             if not self._tokens.is_valid(self._principal):
-                await self._websocket.close(c.CLOSE_POLICY, "the token was revoked")
+                await self._leave(c.CLOSE_POLICY, "the token was revoked")
                 return
+
+    async def _leave(self, code: int, reason: str) -> None:
+        """Close, without waiting for a client that does not read."""
+        with contextlib.suppress(TimeoutError, RuntimeError, WebSocketDisconnect):
+            await asyncio.wait_for(self._websocket.close(code, reason), 1.0)

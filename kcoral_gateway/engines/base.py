@@ -45,8 +45,14 @@ class Engine(Protocol):
     def keep_spare(self, shape: Shape) -> None:
         """Start one more in the background for the principal's next session like this one."""
 
+    def drop_spare(self, principal: str) -> None:
+        """End the spare of a principal who has left."""
+
     def drop(self, ticket: str) -> None:
         """This host is no longer wanted, or has gone."""
+
+    async def ended(self, ticket: str) -> None:
+        """Until this host's process has ended; with a bound, since a hung driver can keep a process for ever."""
 
     def on_host_exit(self, callback: Callable[[str], None]) -> None:
         """Call back with the ticket of each host process that has ended."""

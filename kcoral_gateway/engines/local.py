@@ -22,6 +22,7 @@ from kcoral_gateway.engines.base import Lease, Shape
 from kcoral_gateway.engines.cgroups import prepare
 
 _log = getLogger(__name__)
+_DEATH_S = 10.0  # for a killed process to be gone
 
 
 @dataclass
@@ -47,6 +48,7 @@ class LocalEngine:
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._callback: Callable[[str], None] = lambda ticket: None
         self._is_closing = False
+        self._uids: set[int] = set()
         self._cgroup = prepare() if level != "none" else None
 
     def on_host_exit(self, callback: Callable[[str], None]) -> None:
@@ -103,6 +105,8 @@ class LocalEngine:
         self._spares[shape.principal] = host.ticket
 
     async def _spawn(self, shape: Shape) -> _Host:
+        uid = self._free_uid()
+        self._uids.add(uid)  # before anything is awaited: another start may ask meanwhile
         spec = HostSpec(
             socket=str(self._config.hosts_path),
             ticket=secrets.token_urlsafe(16),
@@ -110,7 +114,7 @@ class LocalEngine:
             limits=self._config.limits,
             devices=shape.devices,
             python=shape.python,
-            uid=self._free_uid(),
+            uid=uid,
             cgroup=self._cgroup,
         )
         process = await asyncio.create_subprocess_exec(
@@ -133,19 +137,24 @@ class LocalEngine:
         return host
 
     def _free_uid(self) -> int:
-        used = {host.uid for host in self._hosts.values()}
         uid = self._config.uid_base
-        while uid in used:
+        while uid in self._uids:
             uid += 1
         return uid
 
     async def _watch(self, host: _Host) -> None:
         code = await host.process.wait()
         self._hosts.pop(host.ticket, None)
+        self._uids.discard(host.uid)
         if self._spares.get(host.shape.principal) == host.ticket:
             del self._spares[host.shape.principal]
         _log.info("host ended", extra={"ticket": host.ticket[:6], "exit_code": code})
         self._callback(host.ticket)
+
+    def drop_spare(self, principal: str) -> None:
+        """End the spare of a principal who has left."""
+        if (ticket := self._spares.get(principal)) is not None:
+            self.drop(ticket)
 
     def drop(self, ticket: str) -> None:
         """End a host; its sandbox dies with it."""
@@ -153,6 +162,12 @@ class LocalEngine:
         if host is not None and host.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 host.process.terminate()  # it ends its worker, tidies up and goes
+
+    async def ended(self, ticket: str) -> None:
+        """Until this host's process has ended, at most ``_DEATH_S``."""
+        host = self._hosts.get(ticket)
+        if host is not None and host.watcher is not None:
+            await asyncio.wait({host.watcher}, timeout=_DEATH_S)
 
     async def close(self) -> None:
         """End every host and wait until all are gone."""
@@ -162,4 +177,8 @@ class LocalEngine:
         watchers = [host.watcher for host in self._hosts.values() if host.watcher is not None]
         for ticket in list(self._hosts):
             self.drop(ticket)
-        await asyncio.gather(*watchers, return_exceptions=True)
+        if watchers:
+            await asyncio.wait(watchers, timeout=_DEATH_S)
+        for host in self._hosts.values():  # stuck, say in a driver: it goes when the kernel lets it
+            with contextlib.suppress(ProcessLookupError):
+                host.process.kill()

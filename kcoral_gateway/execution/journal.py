@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from array import array
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -25,8 +24,10 @@ from kcoral_magic.protocol import messages as m
 from kcoral_magic.protocol.connection import Reader
 
 FLUSH_S = 0.05
+_RING_ENTRY_BYTES = 200  # what an entry costs beside its record: a flood of single bytes must not multiply
 _FLUSH_BYTES = 256 * 1024
 _IN_RING = (1 << 64) - 1
+_MAX_FILES = 20_000  # journals of a principal, however small
 # An unfinished flood is told on in steps of this much, so that a person sees that it goes on.
 _STEP_BYTES = 1024 * 1024
 
@@ -66,7 +67,7 @@ class Journal:
         self._others = array("Q")  # the numbers of events that are no text
         self._pending = bytearray()
         self._written = 0  # bytes of the file
-        self._ring: deque[tuple[int, bytes]] = deque()
+        self._ring: dict[int, bytes] = {}  # in the order of their numbers
         self._ring_bytes = 0
         self._finish_number = 0
 
@@ -107,7 +108,10 @@ class Journal:
             self._settle_ring()
         self._to_file(record)
         if len(self._pending) >= _FLUSH_BYTES:
-            self.flush()
+            try:
+                self.flush()
+            except OSError:  # a full disk: it is tried again; from here on only the newest text is kept
+                self._stream_limit = min(self._stream_limit, self._text[-1])
         return number
 
     def _to_file(self, record: bytes) -> None:
@@ -118,22 +122,23 @@ class Journal:
     def _to_ring(self, number: int, record: bytes) -> None:
         self._offsets.append(_IN_RING)
         self._sizes.append(len(record))
-        self._ring.append((number, record))
-        self._ring_bytes += len(record)
+        self._ring[number] = record
+        self._ring_bytes += len(record) + _RING_ENTRY_BYTES
         while self._ring_bytes > self._tail_limit and len(self._ring) > 1:
-            self._ring_bytes -= len(self._ring.popleft()[1])
+            self._ring_bytes -= len(self._ring.pop(next(iter(self._ring)))) + _RING_ENTRY_BYTES
 
     def _settle_ring(self) -> None:
         """The tail of a finished execution goes to disk with the rest, behind the counts of what was dropped."""
         number = 1
-        while self._ring and number < self._ring[0][0]:
+        first = next(iter(self._ring), 0)
+        while number < first:
             if self._offsets[number - 1] == _IN_RING:
                 gap = self._gap(number, self._after_missing(number))
                 skip = m.Skip(self.execution_id, gap.to, gap.stream_bytes, gap.lines)
                 self._pending += framing.pack(framing.encode(skip))
                 number = gap.to
             number += 1
-        for number, record in self._ring:
+        for number, record in self._ring.items():
             self._offsets[number - 1] = self._written + len(self._pending)
             self._pending += record
         self._ring.clear()
@@ -205,12 +210,12 @@ class Journal:
         return to
 
     def _in_ring(self, number: int) -> bool:
-        return bool(self._ring) and number >= self._ring[0][0]
+        return number in self._ring
 
     def _record(self, number: int) -> bytes | None:
         offset, size = self._offsets[number - 1], self._sizes[number - 1]
         if offset == _IN_RING:
-            return next((record for n, record in self._ring if n == number), None)
+            return self._ring.get(number)
         if offset >= self._written:
             start = offset - self._written
             return bytes(self._pending[start : start + size])
@@ -285,11 +290,13 @@ def prune(folder: Path, *, now: float, days: float, total_bytes: int, keep: Coll
     """
     removed = []
     found = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in folder.glob("*.events"))
-    used = sum(size for _, size, _ in found)
+    used, count = sum(size for _, size, _ in found), len(found)
     for written, size, path in found:
-        if path.stem in keep or (now - written <= days * 86400 and used <= total_bytes):
+        is_kept = now - written <= days * 86400 and used <= total_bytes and count <= _MAX_FILES
+        if path.stem in keep or is_kept:
             continue
         path.unlink(missing_ok=True)
         removed.append(path.stem)
         used -= size
+        count -= 1
     return removed

@@ -95,7 +95,7 @@ class Records:
                 f"this gateway knows no execution {execution_id}: it never arrived, or its journal has been removed"
             )
         newest = execution.journal.last
-        if execution.is_cut and after >= newest or execution.journal.is_finished and after > newest:
+        if (execution.is_cut and after >= newest) or (execution.journal.is_finished and after > newest):
             raise ExecutionLost(_RESTARTED)
         if after > newest:
             raise ProtocolError(f"event {after} was attached after, {execution.journal.last} is the newest")

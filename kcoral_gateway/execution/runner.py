@@ -6,12 +6,13 @@ One task for each session. Whatever goes wrong, every execution ends with exactl
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from logging import getLogger
 from typing import Any, TypeVar, assert_never
 
-from kcoral_gateway.config import Config
-from kcoral_gateway.engines.base import Engine, Shape
+from kcoral_gateway.config import Config, Device
+from kcoral_gateway.engines.base import Engine, Lease, Shape
 from kcoral_gateway.execution import admission as a
 from kcoral_gateway.execution.records import Records
 from kcoral_gateway.execution.sessions import Execution, Session, gpu_message
@@ -38,8 +39,11 @@ class Runner:
         self._records = records
         self.admission = a.Admission(len(engine.devices))
         self.workers = Workers(self._take, self._worker_gone, engine.drop)
+        self._ask_numbers = itertools.count(1)
         self._asks: dict[str, tuple[asyncio.Future[None], Execution, Session]] = {}
         self._sessions: set[Session] = set()
+        self._expiry: asyncio.TimerHandle | None = None
+        self._releasing: set[asyncio.Task[None]] = set()
         engine.on_host_exit(self.workers.exited)
 
     # ── what the service asks ──
@@ -67,13 +71,25 @@ class Runner:
             session.current.finish("failed", "lost", reason)
 
     def unplace(self, session: Session) -> None:
-        """Give the session's GPUs back; its worker was bound to them."""
+        """Give the session's GPUs back once its worker, which was bound to them, is dead: it holds their memory."""
+        worker, devices, ask_id = session.worker, session.devices, session.ask_id
         self.discard_worker(session)
-        self._asks.pop(_ask_id(session), None)
-        if session.devices is not None:
-            self._engine.release(session.devices)
-            session.devices = None
-        self._follow(self.admission.release(_ask_id(session), time.monotonic()))
+        self._asks.pop(ask_id, None)
+        session.devices = None
+        if worker is None or not devices:
+            self._release(devices or (), ask_id)
+            return
+        task = asyncio.create_task(self._release_after(worker.ticket, devices, ask_id))
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
+
+    async def _release_after(self, ticket: str, devices: tuple[Device, ...], ask_id: str) -> None:
+        await self._engine.ended(ticket)
+        self._release(devices, ask_id)
+
+    def _release(self, devices: tuple[Device, ...], ask_id: str) -> None:
+        self._engine.release(devices)
+        self._follow(self.admission.release(ask_id, time.monotonic()))
 
     def discard_worker(self, session: Session) -> None:
         """Throw the session's worker and state away."""
@@ -141,6 +157,8 @@ class Runner:
                 session.side_worker = None
 
     async def _run_in(self, session: Session, worker: Worker, execution: Execution) -> None:
+        if execution.stopped.done() or execution.journal.is_finished:
+            raise _Stopped
         session.state = "running"
         session.executions += 1
         if worker is session.worker:
@@ -149,6 +167,7 @@ class Runner:
             execution.emit(m.Started(worker.start_ms))
         execution.is_sent = True
         worker.send(m.Run(execution.execution_id, execution.message.place), (execution.source,))
+        execution.forget_source()
         timer = None
         if (limit_s := execution.message.timeout_s) is not None:
             timer = asyncio.get_running_loop().call_later(limit_s, self._time_out, worker, execution)
@@ -192,7 +211,7 @@ class Runner:
         wait_s = execution.message.queue_timeout_s
         session.state = "queued"
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        ask_id = _ask_id(session)
+        ask_id = session.ask_id = f"{session.principal}/{session.name}#{next(self._ask_numbers)}"
         self._asks[ask_id] = (granted, execution, session)
         self._follow(
             self.admission.add(a.Ask(ask_id, session.principal, count, None if wait_s is None else now + wait_s), now)
@@ -225,10 +244,13 @@ class Runner:
                     granted.set_exception(QueueTimeout(f"no GPUs within {limit:g} s (--queue-timeout); nothing ran"))
                 case _:
                     assert_never(instruction)
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
         deadline = self.admission.next_deadline_s
         if deadline is not None:
             delay = max(0.0, deadline - time.monotonic())
-            asyncio.get_running_loop().call_later(delay, self._expire)
+            self._expiry = asyncio.get_running_loop().call_later(delay, self._expire)
 
     def _expire(self) -> None:
         self._follow(self.admission.expire(time.monotonic()))
@@ -242,14 +264,19 @@ class Runner:
         shape = Shape(session.principal, session.devices or (), session.python)
         session.state = "starting"
         began = time.monotonic()
-        lease = await self._engine.start(shape)
+        starting = asyncio.ensure_future(self._engine.start(shape))
+        try:
+            lease = await asyncio.shield(starting)
+        except asyncio.CancelledError:  # the session was closed: what is on its way is nobody's
+            starting.add_done_callback(self._drop_started)
+            raise
         worker = self.workers.expect(lease.ticket)
         worker.start_ms = 0.0
         if not worker.ready.done():
             execution.emit(m.Starting())
             try:
                 await _unless_stopped(execution, worker.ready)
-            except _Stopped:
+            except (_Stopped, asyncio.CancelledError):
                 self.workers.discard(worker)
                 raise
             worker.start_ms = (time.monotonic() - began) * 1000
@@ -258,6 +285,10 @@ class Runner:
             raise ExecutionLost(f"no worker could be started: {worker.gone}")
         asyncio.get_running_loop().call_soon(self._engine.keep_spare, shape)
         return worker
+
+    def _drop_started(self, starting: asyncio.Future[Lease]) -> None:
+        if not starting.cancelled() and starting.exception() is None:
+            self.workers.discard(self.workers.expect(starting.result().ticket))
 
     # ── what workers say ──
 
@@ -283,7 +314,9 @@ class Runner:
             return
         if not isinstance(body, m.Stream):
             execution.other_bytes += 100 + sum(map(len, buffers))
-            if execution.other_bytes > _OTHER_BYTES:
+            is_first_error = isinstance(body, m.Error) and not execution.has_error
+            execution.has_error = execution.has_error or is_first_error
+            if execution.other_bytes > _OTHER_BYTES and not is_first_error:
                 execution.displays_cut += 1
                 return
         execution.emit(body, buffers)
@@ -305,9 +338,9 @@ class Runner:
 async def _unless_stopped(execution: Execution, wanted: asyncio.Future[T]) -> T:
     both: set[asyncio.Future[Any]] = {wanted, execution.stopped}
     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-    if wanted.done():
-        return wanted.result()
-    raise _Stopped
+    if execution.stopped.done():  # also when both came in one turn of the loop
+        raise _Stopped
+    return wanted.result()
 
 
 def _timeout_text(execution: Execution, *, killed: bool) -> str:
@@ -315,7 +348,3 @@ def _timeout_text(execution: Execution, *, killed: bool) -> str:
     if not killed:
         return f"{text} and was interrupted; the session's state is kept"
     return f"{text} and did not end on an interrupt: its worker was killed, the session's state is gone"
-
-
-def _ask_id(session: Session) -> str:
-    return f"{session.principal}/{session.name}"

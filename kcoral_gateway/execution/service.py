@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from logging import getLogger
 
 from kcoral_gateway.config import Config
@@ -15,13 +16,14 @@ from kcoral_gateway.execution.records import Records
 from kcoral_gateway.execution.runner import Runner
 from kcoral_gateway.execution.sessions import Execution, Session, gpu_message
 from kcoral_gateway.execution.workers import Link
-from kcoral_magic.errors import CapacityExceeded, KCoralError, NotFoundError
+from kcoral_magic.errors import CapacityExceeded, KCoralError, NotFoundError, PlacementInfeasible
 from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
 
 _log = getLogger(__name__)
 _SWEEP_S = 5.0
 _PRUNE_S = 600.0
+_SPARE_S = 600.0  # a coffee break
 
 
 class Service:
@@ -33,8 +35,9 @@ class Service:
         self._records = Records(config)
         self._runner = Runner(config, engine, self._records)
         self._sessions: dict[tuple[str, str], Session] = {}
-        self._clients: dict[tuple[str, str], set[str]] = {}  # (principal, client_id) -> live instances
+        self._clients: Counter[tuple[str, str]] = Counter()  # (principal, client_id) -> open connections
         self._seen_s: dict[tuple[str, str], float] = {}  # when a session's client was last there
+        self._here_s: dict[str, float] = {}  # when a principal last had a connection or a session
         self._sweeper = asyncio.create_task(self._sweep())
 
     # ── clients and hosts ──
@@ -42,24 +45,23 @@ class Service:
     @property
     def is_idle(self) -> bool:
         """Whether no client is connected and no session is open."""
-        return not self._sessions and not any(self._clients.values())
+        return not self._sessions and not self._clients
 
     def client_came(self, principal: str, client_id: str, instance: str) -> None:
         """A client connected. Another instance of the same client (a restarted kernel) leaves its session behind."""
         own = self._sessions.get((principal, f"~{client_id}"))
         if own is not None and own.instance != instance:
             self._end(own, "its notebook kernel was restarted")
-        self._clients.setdefault((principal, client_id), set()).add(instance)
+        self._clients[principal, client_id] += 1
 
-    def client_went(self, principal: str, client_id: str, instance: str) -> None:
-        """A connection closed; its sessions stay for a while."""
-        live = self._clients.get((principal, client_id), set())
-        live.discard(instance)
-        if not live:
-            self._clients.pop((principal, client_id), None)
+    def client_went(self, principal: str, client_id: str) -> None:
+        """A connection closed (another of the same client may be open by now); its sessions stay for a while."""
+        self._clients[principal, client_id] -= 1
+        if self._clients[principal, client_id] <= 0:
+            del self._clients[principal, client_id]
         now = time.monotonic()
-        for key in self._sessions:
-            if key[0] == principal:
+        for key, session in self._sessions.items():
+            if key[0] == principal and (session.is_named or key[1] == f"~{client_id}"):
                 self._seen_s[key] = now
 
     def host_spoke(self, ticket: str, link: Link, message: framing.Message[m.FromHost]) -> None:
@@ -119,7 +121,7 @@ class Service:
     def _session(self, principal: str, client: m.Hello, ask: m.SessionAsk) -> Session:
         name = ask.name or f"~{client.client_id}"
         capacity = len(self._engine.devices)
-        gpus = capacity if ask.gpus == "all" else ask.gpus
+        gpus = self._count(ask.gpus)
         session = self._sessions.get((principal, name))
         if session is None:
             mine = sum(who == principal for who, _ in self._sessions)
@@ -135,6 +137,14 @@ class Service:
         if session.gpus is None:
             session.gpus = min(1, capacity)
         return session
+
+    def _count(self, gpus: m.Gpus) -> int | None:
+        """How many GPUs an ask means; what can never be is refused before anything is thrown away for it."""
+        capacity = len(self._engine.devices)
+        if isinstance(gpus, int) and gpus > capacity:
+            has = f"{capacity} GPU{'s' if capacity != 1 else ''}"
+            raise PlacementInfeasible(f"{gpus} GPUs were asked for, this gateway has {has}: ask for fewer with --gpus")
+        return capacity if gpus == "all" else gpus
 
     def _own(self, principal: str, client: m.Hello, name: str) -> Session:
         session = self._sessions.get((principal, name or f"~{client.client_id}"))
@@ -159,7 +169,7 @@ class Service:
             NotFoundError: There is none of that name.
         """
         session = self._own(principal, client, ask.name)
-        gpus = len(self._engine.devices) if ask.gpus == "all" else ask.gpus
+        gpus = self._count(ask.gpus)
         self._runner.stop_all(session, "its session was restarted")
         if gpus is not None and gpus != session.gpus:
             session.gpus = gpus
@@ -202,12 +212,27 @@ class Service:
         pruned_s = float("-inf")
         while True:
             await asyncio.sleep(_SWEEP_S)
-            self._end_abandoned()
-            live = {e.execution_id for s in self._sessions.values() for e in (*s.queue, s.current) if e}
-            self._records.tidy(live)
-            if time.monotonic() - pruned_s > _PRUNE_S:
-                pruned_s = time.monotonic()
-                self._records.prune(live)
+            try:
+                self._end_abandoned()
+                self._drop_spares()
+                live = {e.execution_id for s in self._sessions.values() for e in (*s.queue, s.current) if e}
+                self._records.tidy(live)
+                if time.monotonic() - pruned_s > _PRUNE_S:
+                    pruned_s = time.monotonic()
+                    self._records.prune(live)
+            except Exception:  # noqa: BLE001 - upkeep goes on: a full disk, say, is mended by the next pruning
+                _log.exception("upkeep failed")
+
+    def _drop_spares(self) -> None:
+        """A principal without connection and session keeps a spare worker for a while only."""
+        now = time.monotonic()
+        here = {who for who, _ in (*self._clients, *self._sessions)}
+        for who in here:
+            self._here_s[who] = now
+        for who, seen_s in list(self._here_s.items()):
+            if now - seen_s > _SPARE_S:
+                del self._here_s[who]
+                self._engine.drop_spare(who)
 
     def _end_abandoned(self) -> None:
         now = time.monotonic()

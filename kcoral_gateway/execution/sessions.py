@@ -16,6 +16,8 @@ from kcoral_magic.errors import SessionShapeError
 from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
 
+_MESSAGE_CHARS = 2000  # some are prefixed on their way; all fit the wire
+
 
 @dataclass
 class Execution:
@@ -37,6 +39,7 @@ class Execution:
     is_cut: bool = False  # its gateway died before its end was written
     other_bytes: int = 0  # of displays, to bound what one execution may keep on disk
     displays_cut: int = 0
+    has_error: bool = False
 
     def emit(self, body: m.EventBody, buffers: Sequence[framing.Buffer] = ()) -> None:
         """Journal an event and wake the readers."""
@@ -48,10 +51,18 @@ class Execution:
         self, status: Literal["ok", "error", "interrupted", "failed"], code: str = "", message: str = ""
     ) -> None:
         """End it, once."""
-        if not self.journal.is_finished:
-            self.emit(m.Finished(status, 0.0, code, message))
-        if not self.done.done():
-            self.done.set_result(None)
+        self.forget_source()
+        try:
+            if not self.journal.is_finished:
+                self.emit(m.Finished(status, 0.0, code, message[:_MESSAGE_CHARS]))
+        finally:  # whoever waits must not wait for a disk
+            if not self.done.done():
+                self.done.set_result(None)
+
+    def forget_source(self) -> None:
+        """The worker has it, or nobody needs it: what is listed of an execution is its first line."""
+        lines = self.source[:4096].strip().splitlines()
+        self.source = lines[0][:200] if lines else b""
 
 
 State = Literal["new", "queued", "starting", "idle", "running", "lost"]
@@ -75,6 +86,7 @@ class Session:
     worker: Worker | None = None
     side_worker: Worker | None = None  # of a --fresh execution
     lost: str | None = None  # why its state is gone, until the next cell has said so
+    ask_id: str = ""  # of its placement
     executions: int = 0
     has_state: bool = False
     idle_since_s: float = 0.0

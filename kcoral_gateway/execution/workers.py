@@ -11,6 +11,8 @@ from kcoral_magic.errors import ExecutionLost
 from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
 
+_CAUSE_CHARS = 1000  # it is told inside longer sentences
+
 
 class Link(Protocol):
     """The gateway's end of one worker host's connection."""
@@ -90,7 +92,7 @@ class Workers:
             case m.Emit(execution_id=execution_id, body=body):
                 self._on_emit(execution_id, body, message.buffers)
             case m.Replace(message=text):
-                self.expect(ticket).poison = text
+                self.expect(ticket).poison = text[:_CAUSE_CHARS]
             case m.Gone(message=text):
                 self._gone(ticket, text)
             case _:
@@ -109,7 +111,7 @@ class Workers:
         worker = self._by_ticket.get(ticket)
         if worker is None or worker.gone is not None:
             return
-        worker.gone = cause
+        worker.gone = cause[:_CAUSE_CHARS]
         if worker.is_ending:
             return
         if not worker.ready.done():

@@ -19,9 +19,9 @@ def main() -> None:
 
             print(msgspec.json.encode(inventory()).decode())
         case ["check", level, uid]:
-            from kcoral_gateway.host.check import check, versions
+            from kcoral_gateway.host.check import check
 
-            print(msgspec.json.encode(check(level, int(uid)) | {"versions": versions()}).decode())
+            print(msgspec.json.encode(check(level, int(uid))).decode())
         case other:
             sys.exit(f"expected nothing, 'inventory' or 'check LEVEL UID', got {' '.join(other)!r}")
 

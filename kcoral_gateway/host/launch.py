@@ -57,7 +57,8 @@ class Worker:
 
     def close(self) -> None:
         """Reap, and give the descriptors and folders back."""
-        self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(1.0)
         self.channel.close()
         for descriptor in (self.stdout, self.stderr, self.fault):
             os.close(descriptor)

@@ -32,8 +32,10 @@ from kcoral_magic.protocol import messages as m
 _READ_BYTES = 256 * 1024
 _BACKLOG_BYTES = 4 * 1024 * 1024  # to the gateway; above it the worker is not read, so it blocks in its own writes
 _MEMORY_EVERY_S = 0.1
+_IDLE_LOOK_S = 0.5  # what earlier cells left running goes on using memory
 _MEMFD_EVERY = 5  # looks; every open file of every process is asked
 _SEND_S = 1.0  # an idle worker reads at once
+_DEATH_S = 5.0  # from SIGKILL to the end
 _LEAVE_S = 2.0  # for a worker that closed its channel to end by itself
 _START_S = 60.0  # a cold interpreter on a slow disk
 _PIPE_PAUSE_S = 0.004  # between two reads of a pipe that is being written; a worker that waits rings
@@ -151,7 +153,7 @@ class Host:
         self._timers(now)
 
     def _timeout(self, now: float) -> float:
-        wake = now + (_MEMORY_EVERY_S if self._is_running else 1.0)
+        wake = now + (_MEMORY_EVERY_S if self._is_running else _IDLE_LOOK_S)
         if (due := self._batcher.due_s) is not None:
             wake = min(wake, due)
         if not self._is_reading and self._flood_until_s > now:
@@ -427,7 +429,10 @@ class Host:
     def _last_words(self) -> None:
         """Send what the dead worker still had in its pipes, and why it is dead."""
         worker = self._worker
-        worker.process.wait()
+        try:
+            worker.process.wait(_DEATH_S)
+        except subprocess.TimeoutExpired:
+            self._verdict = ("lost", "the worker was killed but does not end: it hangs in the kernel, say in a driver")
         try:
             for name, descriptor in (("stdout", worker.stdout), ("stderr", worker.stderr)):
                 self._drain(name, descriptor)  # type: ignore[arg-type]  # the literals above
@@ -461,7 +466,7 @@ class Host:
             pass
 
     def _cause(self) -> str:
-        code = self._worker.process.returncode
+        code = self._worker.process.returncode or 0
         number = -code if code < 0 else code - 128
         place = where(self._fault_text) if _FRAME.search(self._fault_text) else ""
         at = f" at {place}" if place else ""

@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 from kcoral_magic import config
 from kcoral_magic.client.results import Collector, Output, Reconnected, Reconnecting, Result
 from kcoral_magic.client.transport import Transport
-from kcoral_magic.errors import KCoralError, ProtocolError, RemoteError, UsageError, from_code
+from kcoral_magic.errors import GatewayUnreachable, KCoralError, ProtocolError, RemoteError, UsageError, from_code
 from kcoral_magic.protocol import PRODUCT, framing
 from kcoral_magic.protocol import connection as c
 from kcoral_magic.protocol import messages as m
@@ -119,6 +119,8 @@ class AsyncClient:
             GatewayUnreachable, AuthenticationError, ProtocolError, NotConnectedError: It cannot.
         """
         async with self._opening:
+            if self._dead is not None:  # the former path has ended for good
+                self._transport = None
             if self._transport is None:
                 transport = Transport(
                     self.target,
@@ -148,6 +150,7 @@ class AsyncClient:
         transport, self._transport = self._transport, None
         if transport is not None:
             await transport.close()
+        self._give_up(GatewayUnreachable("this client has left; the cell may go on there"))
 
     def session(self, name: str = "", *, gpus: int | Literal["all"] | None = None) -> AsyncSession:
         """A session of this client. ``""`` is the client's own, which ends with it.
@@ -220,9 +223,6 @@ class AsyncClient:
 
     async def _submit(self, execution: AsyncExecution, message: m.Execute, source: str) -> None:
         await self.connect()
-        if self._dead is not None:
-            self._transport = None
-            await self.connect()
         self._drop_old()
         frames = self._connection.execute(message, source.encode("utf-8", "surrogatepass"))
         self._executions[execution.execution_id] = execution
@@ -255,6 +255,7 @@ class AsyncClient:
         body = message.body
         match body:
             case m.Event(execution_id=execution_id, number=number, body=event):
+                self._forget(execution_id)  # an interrupt that was sent has arrived, or this path is alive
                 execution = self._executions.get(execution_id)
                 if execution is not None:
                     execution.deliver(Output(number, event, message.buffers))
@@ -298,8 +299,13 @@ class AsyncClient:
 
     def _on_dead(self, error: KCoralError) -> None:
         self._dead = error
+        self._give_up(error)
+
+    def _give_up(self, error: KCoralError) -> None:
+        """Whoever waits is told, and nothing of it is sent again on a later path."""
         for execution in list(self._executions.values()):
             if not execution.is_finished:
+                self._connection.forget(execution.execution_id)
                 execution.deliver(Output(0, m.Finished("failed", 0.0, error.code, str(error))))
         for future in self._requests.values():
             if not future.done():

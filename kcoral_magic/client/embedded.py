@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from kcoral_magic.errors import GatewayUnreachable, NotConnectedError
+from kcoral_magic.errors import GatewayUnreachable, NotConnectedError, UsageError
 from kcoral_magic.protocol import __version__
 
 _START_S = 30.0
@@ -55,7 +55,9 @@ def ensure(options: Sequence[str] = (), *, clock_s: float = _START_S) -> str:
         GatewayUnreachable: It did not start; the message has its last words.
     """
     folder = state_dir()
+    _check_private(folder)
     if (found := find(folder)) is not None:
+        _check_options(folder, options)
         return found
     missing = [name for name in ("kcoral_gateway", "uvicorn", "starlette") if importlib.util.find_spec(name) is None]
     if missing or not hasattr(socket, "AF_UNIX") or not sys.platform.startswith("linux"):
@@ -65,6 +67,7 @@ def ensure(options: Sequence[str] = (), *, clock_s: float = _START_S) -> str:
             "%kcoral connect URL to use one elsewhere"
         )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / "options").write_text(" ".join(options), "utf-8")
     log = folder / "gateway.log"
     with open(log, "wb") as file:
         process = subprocess.Popen(
@@ -85,6 +88,30 @@ def ensure(options: Sequence[str] = (), *, clock_s: float = _START_S) -> str:
         time.sleep(0.02)
     said = log.read_text("utf-8", "replace").strip().splitlines()
     raise GatewayUnreachable(f"your own gateway did not start: {said[-1] if said else 'it said nothing'} (log: {log})")
+
+
+def _check_private(folder: Path) -> None:
+    """Nobody else may own or write the folder whose socket gets our cells."""
+    try:
+        status = os.lstat(folder)
+    except FileNotFoundError:
+        return
+    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink()):
+        raise NotConnectedError(f"{folder} must be a folder of your own that nobody else can open (chmod 700)")
+
+
+def _check_options(folder: Path, options: Sequence[str]) -> None:
+    """Options are for starting: a gateway that runs already with others must not pretend to have them."""
+    try:
+        running = (folder / "options").read_text("utf-8").split()
+        pid = json.loads((folder / "gateway.json").read_text("utf-8"))["pid"]
+    except (OSError, ValueError, KeyError):
+        return
+    if options and running != list(options):
+        raise UsageError(
+            f"your own gateway runs already, with {' '.join(running) or 'no options'} instead of {' '.join(options)}: "
+            f"stop it (kill {pid}) and try again; what runs in it ends"
+        )
 
 
 def _after_exit(folder: Path) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kcoral_magic.errors import KCoralError, RemoteError, from_code
+from kcoral_magic.errors import KCoralError, ProtocolError, RemoteError, from_code
 from kcoral_magic.protocol import bundle, framing
 from kcoral_magic.protocol import messages as m
 
@@ -96,9 +96,9 @@ class Collector:
                 self._end_gap()
                 self._text[name].append(output.text)
             case m.Display(mimes=mimes):
-                result.displays.append(bundle.unpack(mimes, output.buffers)[0])
+                result.displays.append(_unpack(mimes, output.buffers))
             case m.Result(mimes=mimes):
-                result.value = bundle.unpack(mimes, output.buffers)[0]
+                result.value = _unpack(mimes, output.buffers)
             case m.Notice(text=text):
                 result.notices.append(text)
             case m.Skip(stream_bytes=stream_bytes, lines=lines):
@@ -135,6 +135,13 @@ class Collector:
                 return KeyboardInterrupt("the cell was interrupted before it began")
             return with_id(RemoteError("Error", "the cell failed and did not say why"), self.result.execution_id)
         return exception_of(*self._error, self.result.execution_id)
+
+
+def _unpack(mimes: Sequence[str], buffers: Sequence[framing.Buffer]) -> dict[str, object]:
+    try:
+        return bundle.unpack(mimes, buffers)[0]
+    except ProtocolError as error:  # what a worker calls JSON need not be any
+        return {"text/plain": f"[a malformed display: {error}]"}
 
 
 def skipped_text(stream_bytes: int, lines: int) -> str:

@@ -190,6 +190,9 @@ class Execution:
             except queue.Empty:
                 self.check_sent()
                 continue
+            except KeyboardInterrupt:  # one press of Ctrl-C stops the remote body too
+                self.interrupt()
+                raise
             self.take(output)
             yield output
 

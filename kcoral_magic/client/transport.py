@@ -11,6 +11,7 @@ import contextlib
 import ssl
 import time
 from collections.abc import Callable, Sequence
+from logging import getLogger
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection as Websocket
@@ -19,11 +20,12 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from kcoral_magic.client import embedded
 from kcoral_magic.config import Target
-from kcoral_magic.errors import AuthenticationError, GatewayUnreachable, KCoralError, ProtocolError
+from kcoral_magic.errors import AuthenticationError, GatewayUnreachable, KCoralError, ProtocolError, UsageError
 from kcoral_magic.protocol import connection as c
 from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
 
+_log = getLogger(__name__)
 OPEN_S = 10.0
 GIVE_UP_S = 3600.0  # the gateway keeps an own session as long (disconnect_s)
 _PAUSES_S = (0.1, 0.3, 1.0, 2.0, 5.0)
@@ -110,7 +112,7 @@ class Transport:
                 websocket = await unix_connect(path, "ws://localhost/ws", **options)
             else:
                 if target.url.startswith("wss:"):
-                    options["ssl"] = ssl.create_default_context(cafile=target.ca)
+                    options["ssl"] = _tls(target.ca)
                 websocket = await connect(f"{target.url}/ws", proxy=None, **options)
         except InvalidStatus as error:
             raise _refused(target, error) from None
@@ -121,15 +123,23 @@ class Transport:
             frame = await asyncio.wait_for(websocket.recv(), OPEN_S)
             resume = self._connection.opened(_binary(frame))
         except (ConnectionClosed, TimeoutError) as error:
+            websocket.transport.abort()
             raise GatewayUnreachable(f"{target.shown} closed the connection: {error}") from None
+        except ProtocolError:
+            websocket.transport.abort()
+            raise
+        self._liveness = c.Liveness(
+            time.monotonic(), ping_after_s=self._liveness_s[0], dead_after_s=self._liveness_s[1]
+        )
         async with self._lock:
+            try:
+                for frames in (resume, *self.pending.values()):
+                    for frame in frames:
+                        await asyncio.wait_for(websocket.send(frame), OPEN_S)
+            except (ConnectionClosed, TimeoutError) as error:
+                websocket.transport.abort()
+                raise GatewayUnreachable(f"{target.shown} closed the connection: {error}") from None
             self._websocket = websocket
-            self._liveness = c.Liveness(
-                time.monotonic(), ping_after_s=self._liveness_s[0], dead_after_s=self._liveness_s[1]
-            )
-            for frames in (resume, *self.pending.values()):
-                for frame in frames:
-                    await websocket.send(frame)
         return websocket
 
     async def _run(self, websocket: Websocket) -> None:
@@ -159,7 +169,7 @@ class Transport:
                 if isinstance(message.body, m.Ping):
                     await self.send(framing.encode(m.Pong()))
                 elif not isinstance(message.body, m.Pong):
-                    self._on_message(message)
+                    self._pass_on(message)
             return f"closed: {websocket.close_reason or websocket.close_code}"
         except ConnectionClosed as error:
             return f"closed: {error.rcvd.reason if error.rcvd and error.rcvd.reason else error}"
@@ -167,6 +177,12 @@ class Transport:
             return str(error)
         finally:
             ticker.cancel()
+
+    def _pass_on(self, message: c.Incoming) -> None:
+        try:
+            self._on_message(message)
+        except Exception:  # noqa: BLE001 - a reader of one cell that fails must not take the connection from the others
+            _log.exception("an output could not be passed on")
 
     async def _tick(self, websocket: Websocket) -> None:
         interval_s = min(1.0, self._liveness_s[0] / 2)
@@ -198,8 +214,17 @@ class Transport:
                 self._on_state(away_s, str(error))
 
 
+def _tls(ca: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:  # ssl.SSLError is one
+        raise UsageError(f"the certificate authority file {ca} cannot be read: {error}") from None
+
+
 def _refused(target: Target, error: InvalidStatus) -> KCoralError:
     status = error.response.status_code
+    if status >= 500:  # a proxy whose gateway is being restarted
+        return GatewayUnreachable(f"{target.shown} answered HTTP {status}")
     body = bytes(error.response.body or b"")[:200].decode("utf-8", "replace")
     if status == 401:
         what = "does not accept the token" if target.token else "wants a token, none was given"

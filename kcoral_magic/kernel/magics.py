@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from traitlets import Bool, Float, Int, Unicode
 from kcoral_magic import config
 from kcoral_magic.client.sync import Client
 from kcoral_magic.display import html
-from kcoral_magic.errors import CallerError, NotFoundError, UsageError
+from kcoral_magic.errors import KCoralError, NotFoundError, UsageError
 from kcoral_magic.kernel import views
 from kcoral_magic.kernel.completion import Completer
 from kcoral_magic.kernel.proxy import Proxy
@@ -228,6 +229,8 @@ class KCoral(Magics):
         execution = self._client().attach(execution_id)
         for _ in execution:
             pass
+        if isinstance(error := execution.exception(), NotFoundError):
+            raise error
         return views.CellOutput(execution.collected())
 
     def _do_interrupt(self, options: argparse.Namespace) -> None:
@@ -250,17 +253,19 @@ class KCoral(Magics):
             config.store_credentials(config.normalise(options.url), trust=True)
         target = config.resolve(
             options.url or self.url or None,
-            ca=options.ca or self.ca or None,
+            ca=os.path.abspath(options.ca) if options.ca else self.ca or None,
             token_file=options.token_file or self.token_file or None,
             gateway_options=tuple(self.gateway_options.split()) or None,
         )
-        if target != self._target:
+        former = self._target
+        if target != former:
             self.proxy.close()
         self._target = target
         try:
             self._client()
-        except CallerError:
+        except KCoralError:  # what worked before still does
             self.proxy.leave()
+            self._target = former
             raise
         return self._do_status(options)
 

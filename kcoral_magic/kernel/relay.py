@@ -88,8 +88,8 @@ class Relay:
             case m.Stuck(where=where):
                 self.is_stuck = True
                 self._say(
-                    f"the cell does not take the interrupt: it is inside native code at {where}. Stop again to kill "
-                    "its worker; the session's state is then lost"
+                    f"the cell has not ended on the interrupt: it is at {where}, inside native code or going on after "
+                    "it caught it. Stop again to kill its worker; the session's state is then lost"
                 )
             case m.Skip(stream_bytes=stream_bytes, lines=lines):
                 self._skipped = (self._skipped[0] + stream_bytes, self._skipped[1] + lines)
@@ -103,9 +103,7 @@ class Relay:
             case Reconnected(lost_s=lost_s):
                 self.is_away = False
                 if not self._is_quiet:
-                    self._surface.settle(
-                        f"[kcoral: the connection was away for {html.duration(lost_s)}; nothing is missing]"
-                    )
+                    self._surface.settle(f"[kcoral: the connection was away for {html.duration(lost_s)}]")
             case m.CaughtUp():
                 pass
             case m.Error() | m.Finished():

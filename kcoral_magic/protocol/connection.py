@@ -26,10 +26,11 @@ from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
 
 CREDIT_BYTES = 2 * 1024 * 1024  # two of the largest frames: one on the wire, one being read
+MAX_SOURCE_BYTES = 8 * 1024 * 1024  # of a body; values have their own messages
 PING_AFTER_S = 5.0
 DEAD_AFTER_S = 15.0
 
-CLOSE_NORMAL = 1000
+_SENT_KEPT = 64  # executions whose acknowledgements may still be on their way
 CLOSE_PROTOCOL = 1002  # RFC 6455 7.4.1: protocol error
 CLOSE_POLICY = 1008  # RFC 6455 7.4.1: policy violation; here: the credential was revoked
 CLOSE_GOING_AWAY = 1001  # RFC 6455 7.4.1: the server is shutting down
@@ -275,7 +276,7 @@ class GatewayConnection:
     """The gateway's side of one websocket: the handshake, the decoder and the readers."""
 
     def __init__(self) -> None:
-        self._decoder = framing.Decoder[m.ToGateway](m.ToGateway)
+        self._decoder = framing.Decoder[m.ToGateway](m.ToGateway, max_message_bytes=MAX_SOURCE_BYTES)
         self.hello: m.Hello | None = None
         self.readers: dict[str, Reader] = {}
         self._sent: dict[str, int] = {}  # newest numbers of readers that were dropped
@@ -285,6 +286,8 @@ class GatewayConnection:
         reader = self.readers.pop(execution_id, None)
         if reader is not None:
             self._sent[execution_id] = max(reader.next - 1, reader.sent_before)
+            if len(self._sent) > _SENT_KEPT:
+                del self._sent[next(iter(self._sent))]
 
     def opened(self, frame: framing.Buffer) -> m.Hello:
         """Take the client's ``Hello``."""

@@ -35,7 +35,7 @@ def is_session_name(name: str) -> bool:
 
 
 class _Wire(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Strict: an array on the wire, tagged with the class name, unknown elements refused, and missing ones without default."""
+    """Strict: an array on the wire, tagged with the class name, unknown elements refused."""
 
 
 # ── The handshake: maps, so that later versions may add fields that older peers ignore ──────────────────────────────

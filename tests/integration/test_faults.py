@@ -14,6 +14,7 @@ import pytest
 
 from kcoral_magic import Client
 from kcoral_magic.errors import (
+    AuthenticationError,
     ExecutionLost,
     ExecutionTimeout,
     GatewayUnreachable,
@@ -262,3 +263,44 @@ def test_an_interrupt_in_a_flood_of_displays_keeps_the_worker_and_its_state(clie
         with pytest.raises(KeyboardInterrupt):
             execution.result()
     assert session.run("kept").text == "3"
+
+
+def test_closing_a_session_while_its_worker_starts_leaves_no_host(client: Client, gateway: GatewayProcess) -> None:
+    client.session("warm", gpus=0).run("1")
+    for number in range(3):  # on another shape than the spare's: each starts cold
+        execution = client.session(f"early-{number}", gpus=1).execute("1")
+        next(output for output in execution if isinstance(output.body, m.Starting))
+        client.close_session(f"early-{number}")
+        with pytest.raises(ExecutionLost, match="session was closed"):
+            execution.result()
+    client.close_session("warm")
+    until(lambda: len(gateway.hosts()) <= 1, 20, "no host is left but a spare")
+
+
+def test_a_malformed_display_is_shown_as_one_and_the_cell_ends_well(client: Client) -> None:
+    source = "from IPython.display import display\ndisplay({'application/json': b'no json'}, raw=True)\n'after'"
+    result = client.session().run(source)
+    assert "malformed display" in str(result.displays[0]["text/plain"])
+    assert result.text == "'after'"
+
+
+def test_two_principals_workers_never_share_a_user_id(gateway: GatewayProcess, token: str) -> None:
+    with gateway.client(token) as one, gateway.client(gateway.token("other")) as two:
+        source = "import os, time; print(os.getuid()); time.sleep(0.5)"
+        both = [client.session(gpus=0).execute(source) for client in (one, two)]
+        ids = [execution.result().stdout for execution in both]
+        assert ids[0] != ids[1]
+
+
+def test_a_revoked_client_is_told_at_every_question_and_hangs_at_none(gateway: GatewayProcess) -> None:
+    token = gateway.token("leaver")
+    with gateway.client(token) as client:
+        client.connect()
+        command = [sys.executable, "-m", "kcoral_gateway", "--state", str(gateway.state), "token"]
+        listed = subprocess.run([*command, "list"], capture_output=True, text=True, check=True).stdout
+        token_id = next(line.split()[0] for line in listed.splitlines() if "leaver" in line)
+        subprocess.run([*command, "revoke", token_id], check=True, capture_output=True)
+        until(lambda: client.aio._dead is not None, 20)
+        for _ in range(2):
+            with pytest.raises(AuthenticationError):
+                client.sessions()

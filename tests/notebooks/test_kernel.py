@@ -140,7 +140,7 @@ def test_the_second_stop_kills_a_cell_stuck_in_native_code_and_says_what_is_lost
     kernel.wait(cell, until=lambda c: "on" in c.text())
     time.sleep(0.2)  # into the native call: between print and it lie two bytecodes
     kernel.interrupt()
-    kernel.wait(cell, until=lambda c: "inside native code at Cell In[" in c.text("stderr"))
+    kernel.wait(cell, until=lambda c: "not ended on the interrupt: it is at Cell In[" in c.text("stderr"))
     assert "line 3" in cell.text("stderr")
     kernel.interrupt()
     kernel.wait(cell)

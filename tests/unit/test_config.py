@@ -44,8 +44,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
 @pytest.mark.parametrize(
     ("given", "address"),
     [
-        ("gpu.example", "ws://gpu.example:7878"),
-        ("gpu.example:80", "ws://gpu.example:80"),
+        ("gpu.example", "wss://gpu.example:7878"),
+        ("gpu.example:80", "wss://gpu.example:80"),
         ("ws://GPU.example/", "ws://gpu.example:7878"),
         ("http://gpu.example:1/ws", "ws://gpu.example:1"),
         ("wss://gpu.example", "wss://gpu.example:7878"),
@@ -110,7 +110,7 @@ def test_with_nothing_configured_it_is_the_users_own_gateway(files: Files) -> No
 
 def test_an_address_comes_from_the_argument_then_the_environment_then_the_file(files: Files) -> None:
     files.write("config.toml", 'url = "file.example"')
-    assert resolve(environ=files.env).url == "ws://file.example:7878"
+    assert resolve(environ=files.env).url == "wss://file.example:7878"
     env = {**files.env, "KCORAL_MAGIC_URL": "env.example"}
     assert resolve(environ=env).url == "ws://env.example:7878"
     assert resolve("argument.example", environ=env).url == "ws://argument.example:7878"
@@ -161,7 +161,7 @@ def test_a_configured_gateway_is_trusted_only_when_the_user_said_so(files: Files
 
 def test_a_stored_token_is_used_at_its_own_address_only(files: Files) -> None:
     files.credentials(token="stored")
-    assert resolve("gpu.example:7878", environ=files.env).token is None  # unencrypted: another address
+    assert resolve("ws://gpu.example:7878", environ=files.env).token is None  # unencrypted: another address
     assert resolve("https://GPU.example/", environ=files.env).token == "stored"
 
 
