@@ -24,13 +24,11 @@ class Lease:
     """A worker host that was started for somebody. It dials in with ``ticket``."""
 
     ticket: str
-    is_spare: bool
 
 
 class Engine(Protocol):
     """Starts worker hosts and finds GPUs."""
 
-    level: str
     devices: tuple[Device, ...]
 
     def reserve(self, principal: str, gpu_count: int) -> tuple[Device, ...]:

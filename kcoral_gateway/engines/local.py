@@ -38,7 +38,6 @@ class LocalEngine:
     """Worker hosts on the gateway's own machine."""
 
     def __init__(self, config: Config, level: Level, devices: tuple[Device, ...]) -> None:
-        self.level: str = level
         self.devices = devices
         self._config = config
         self._level: Level = level
@@ -77,8 +76,8 @@ class LocalEngine:
         spare = self._hosts.get(self._spares.get(shape.principal, ""))
         if spare is not None and spare.shape == shape:
             del self._spares[shape.principal]
-            return Lease(spare.ticket, is_spare=True)
-        return Lease((await self._spawn(shape)).ticket, is_spare=False)
+            return Lease(spare.ticket)
+        return Lease((await self._spawn(shape)).ticket)
 
     def keep_spare(self, shape: Shape) -> None:
         """Start a spare in the background, in place of one of another shape."""

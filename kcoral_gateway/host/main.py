@@ -10,21 +10,22 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import re
 import selectors
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from types import FrameType
 from typing import assert_never
 
 from kcoral_gateway.config import HostSpec
-from kcoral_gateway.host import processes, sandbox
+from kcoral_gateway.host import processes
 from kcoral_gateway.host.launch import Worker, launch
+from kcoral_gateway.host.memory import MemoryWatch
+from kcoral_gateway.host.outbox import Outbox
 from kcoral_gateway.host.output import OutputBatcher, StreamName
+from kcoral_gateway.host.verdict import cause, where
 from kcoral_magic.errors import KCoralError, ProtocolError
 from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
@@ -33,7 +34,6 @@ _READ_BYTES = 256 * 1024
 _BACKLOG_BYTES = 4 * 1024 * 1024  # to the gateway; above it the worker is not read, so it blocks in its own writes
 _MEMORY_EVERY_S = 0.1
 _IDLE_LOOK_S = 0.5  # what earlier cells left running goes on using memory
-_MEMFD_EVERY = 5  # looks; every open file of every process is asked
 _SEND_S = 1.0  # an idle worker reads at once
 _DEATH_S = 5.0  # from SIGKILL to the end
 _LEAVE_S = 2.0  # for a worker that closed its channel to end by itself
@@ -46,8 +46,6 @@ _HEAD_BYTES = framing.MAX_HEAD_BYTES - 1024
 _FREE_MESSAGES = 1000  # of displays and the like of one execution; nobody sees more updates a second than this
 _FLOOD_MESSAGES_PER_S = 2000
 _FLOOD_READ_BYTES = 16 * 1024  # then: the pause that one read earns must stay short
-_FRAME = re.compile(r'File "([^"]{1,300})", line (\d{1,9}) in (.{1,200})')
-_CELL = re.compile(r"<ipython-input-(\d+)-[0-9a-f]+>")
 
 
 class _Gone(Exception):
@@ -67,8 +65,8 @@ class Host:
         self._worker_splitter = framing.StreamSplitter()
         self._from_gateway = framing.Decoder[m.ToHost](m.ToHost)
         self._gateway_splitter = framing.StreamSplitter()
-        self._backlog: deque[memoryview] = deque()
-        self._backlog_bytes = 0
+        self._outbox = Outbox(gateway, self._selector)
+        self._memory = MemoryWatch(self._worker, spec.limits.memory_bytes)
         self._is_reading = True
         # One buffer for all reads: a new one of this size is mapped and unmapped by the kernel at every read.
         self._buffer = memoryview(bytearray(_READ_BYTES))
@@ -89,8 +87,6 @@ class Host:
         self._interrupted_s: float | None = None
         self._has_asked_where = False
         self._next_memory_s = 0.0
-        self._looks = 0
-        self._memfd_bytes = 0
         self._verdict: tuple[str, str] | None = None
         self._fault_text = ""
 
@@ -147,7 +143,10 @@ class Host:
             self._read_fault(now)
         mask = names.get("gateway", 0)
         if mask & selectors.EVENT_WRITE:
-            self._flush_backlog()
+            try:
+                self._outbox.flush()
+            except OSError:
+                raise _Gone from None
         if mask & selectors.EVENT_READ:
             self._read_gateway()
         self._timers(now)
@@ -170,7 +169,9 @@ class Host:
             self._end_rest()
         if now >= self._next_memory_s:
             self._next_memory_s = now + _MEMORY_EVERY_S
-            self._check_memory()
+            if (verdict := self._memory.look()) is not None:
+                self._verdict = ("lost", verdict)
+                raise _Gone
             if self._worker.process.poll() is not None:
                 raise _Gone
         if not self._is_ready and now - self._began_s > _START_S:
@@ -181,7 +182,7 @@ class Host:
                 self._has_asked_where = True
                 self._fault_text = ""
                 self._signal_worker(signal.SIGUSR1)
-        wanted = self._backlog_bytes < _BACKLOG_BYTES and now >= self._flood_until_s
+        wanted = self._outbox.waiting_bytes < _BACKLOG_BYTES and now >= self._flood_until_s
         if wanted != self._is_reading:
             self._watch_worker(wanted)
 
@@ -306,27 +307,9 @@ class Host:
             self._selector.unregister(self._worker.fault)
             return
         self._fault_text = (self._fault_text + data.decode("utf-8", "replace"))[: 32 * 1024]
-        if self._interrupted_s is not None and self._is_running and _FRAME.search(self._fault_text):
-            self._emit(m.Stuck(now - self._interrupted_s, where(self._fault_text)))
+        if self._interrupted_s is not None and self._is_running and (place := where(self._fault_text)):
+            self._emit(m.Stuck(now - self._interrupted_s, place))
             self._fault_text = ""
-
-    def _check_memory(self) -> None:
-        worker, limit = self._worker, self._spec.limits.memory_bytes
-        pids = worker.below()
-        used = processes.memory_bytes(pids, limit_bytes=limit)
-        if worker.is_boxed and pids:
-            self._looks += 1
-            if self._looks % _MEMFD_EVERY == 0:
-                self._memfd_bytes = processes.memfd_bytes(pids)
-            used += self._memfd_bytes
-            used += processes.files_bytes(worker.init, ("/tmp", "/dev/shm", sandbox.WORKSPACE))
-        if used > limit:
-            self._verdict = (
-                "lost",
-                f"the worker used {used / 2**30:.2f} GiB of memory, its limit is {limit / 2**30:.2f} GiB "
-                "(files in /tmp, /dev/shm and the workspace count): it was ended",
-            )
-            raise _Gone
 
     # ── the gateway ──
 
@@ -394,35 +377,10 @@ class Host:
             self._send(m.Emit(self._execution, body), buffers)
 
     def _send(self, body: object, buffers: tuple[framing.Buffer, ...] = ()) -> None:
-        data = memoryview(framing.pack(framing.encode(body, buffers)))
-        if not self._backlog:
-            try:
-                data = data[self._gateway.send(data) :]
-            except BlockingIOError:
-                pass
-            except OSError:
-                raise _Gone from None
-            if not data:
-                return
-            self._selector.modify(self._gateway, selectors.EVENT_READ | selectors.EVENT_WRITE, "gateway")
-        self._backlog.append(data)
-        self._backlog_bytes += len(data)
-
-    def _flush_backlog(self) -> None:
-        while self._backlog:
-            data = self._backlog[0]
-            try:
-                sent = self._gateway.send(data)
-            except BlockingIOError:
-                return
-            except OSError:
-                raise _Gone from None
-            self._backlog_bytes -= sent
-            if sent < len(data):
-                self._backlog[0] = data[sent:]
-                return
-            self._backlog.popleft()
-        self._selector.modify(self._gateway, selectors.EVENT_READ, "gateway")
+        try:
+            self._outbox.send(framing.pack(framing.encode(body, buffers)))
+        except OSError:
+            raise _Gone from None
 
     # ── the end ──
 
@@ -440,10 +398,7 @@ class Host:
             self._drain_fault()
             code, message = self._verdict or ("lost", self._cause())
             self._send(m.Gone(code, message))
-            self._gateway.setblocking(True)
-            self._gateway.settimeout(5.0)
-            for data in self._backlog:
-                self._gateway.sendall(data)
+            self._outbox.finish(_DEATH_S)
         except (_Gone, OSError):  # the gateway has gone too: nobody is left to tell
             pass
 
@@ -466,36 +421,11 @@ class Host:
             pass
 
     def _cause(self) -> str:
-        code = self._worker.process.returncode or 0
-        number = -code if code < 0 else code - 128
-        place = where(self._fault_text) if _FRAME.search(self._fault_text) else ""
-        at = f" at {place}" if place else ""
-        if not self._is_ready:
-            return f"the worker did not start (exit code {code})"
-        if self._worker.cgroup is not None and self._worker.cgroup.was_out_of_memory:
+        cgroup = self._worker.cgroup
+        if cgroup is not None and cgroup.was_out_of_memory:
             limit = self._spec.limits.memory_bytes / 2**30
-            return f"the worker used more than its limit of {limit:.2f} GiB of memory: the system ended it{at}"
-        if 0 < number < 65:
-            name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-            hint = {
-                "SIGKILL": "by itself, or by the system when memory ran out",
-                "SIGSEGV": "a crash in native code",
-                "SIGABRT": "native code gave up",
-                "SIGBUS": "a crash in native code, or a full /dev/shm",
-            }.get(name, "")
-            return f"the worker was ended by {name}{f' ({hint})' if hint else ''}{at}"
-        return f"the worker ended itself with exit code {code}{at}"
-
-
-def where(fault_text: str) -> str:
-    """The innermost line of the user's own code in faulthandler's text, as the notebook names it."""
-    frames = _FRAME.findall(fault_text)
-    for path, line, function in frames:
-        if cell := _CELL.fullmatch(path):
-            inside = "" if function == "<module>" else f", in {function}"
-            return f"Cell In[{cell[1]}], line {line}{inside}"
-    path, line, function = frames[0]
-    return f"{os.path.basename(path)}, line {line}, in {function}"
+            return f"the worker used more than its limit of {limit:.2f} GiB of memory: the system ended it"
+        return cause(self._worker.process.returncode or 0, self._fault_text, is_ready=self._is_ready)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

@@ -22,7 +22,7 @@ from kcoral_magic.client.sync import Client, Execution
 from kcoral_magic.config import Target
 from kcoral_magic.errors import KCoralError
 from kcoral_magic.kernel.relay import Relay
-from kcoral_magic.kernel.surface import NotebookSurface, TerminalSurface
+from kcoral_magic.kernel.surface import Surface
 from kcoral_magic.protocol import messages as m
 
 _LOOK_S = 1.0  # the longest wait between two looks at the clock
@@ -70,7 +70,7 @@ class Proxy:
         self,
         execution: Execution,
         relay: Relay,
-        surface: NotebookSurface | TerminalSurface,
+        surface: Surface,
     ) -> None:
         """Wait for an execution and relay it.
 
@@ -112,7 +112,7 @@ class Proxy:
 _PRESS = Output(-1, m.Starting())
 
 
-def _late(surface: NotebookSurface | TerminalSurface, output: Output) -> None:
+def _late(surface: Surface, output: Output) -> None:
     """What a thread of the cell prints after it has ended goes to that cell."""
     if isinstance(output.body, m.Stream):
         surface.stream_late(output.body.name, output.text)

@@ -13,7 +13,7 @@ from kcoral_magic.client.results import Output, Reconnected, Reconnecting, skipp
 from kcoral_magic.display import html, mime
 from kcoral_magic.display.terminal import Live, Plain, Screen
 from kcoral_magic.errors import ProtocolError
-from kcoral_magic.kernel.surface import NotebookSurface, TerminalSurface
+from kcoral_magic.kernel.surface import Surface
 from kcoral_magic.protocol import bundle
 from kcoral_magic.protocol import messages as m
 
@@ -23,7 +23,7 @@ class Relay:
 
     def __init__(
         self,
-        surface: NotebookSurface | TerminalSurface,
+        surface: Surface,
         *,
         prefix: str,
         is_trusted: bool,

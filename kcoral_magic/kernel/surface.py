@@ -18,6 +18,9 @@ class Surface(Protocol):
     def stream(self, name: str, text: str) -> None:
         """Append text to stdout or stderr."""
 
+    def stream_late(self, name: str, text: str) -> None:
+        """Append text after the cell has ended, from any thread."""
+
     def display(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool) -> None:
         """Show a MIME bundle."""
 
@@ -185,6 +188,6 @@ class TerminalSurface:
         self.stream("stdout", f"\n{text}\n")
 
 
-def surface_for(shell: Any) -> NotebookSurface | TerminalSurface:
+def surface_for(shell: Any) -> Surface:
     """The surface of the cell that is running now."""
     return NotebookSurface(shell) if hasattr(shell, "kernel") else TerminalSurface(shell)

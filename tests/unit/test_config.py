@@ -112,9 +112,9 @@ def test_an_address_comes_from_the_argument_then_the_environment_then_the_file(f
     files.write("config.toml", 'url = "file.example"')
     assert resolve(environ=files.env).url == "wss://file.example:7878"
     env = {**files.env, "KCORAL_MAGIC_URL": "env.example"}
-    assert resolve(environ=env).url == "ws://env.example:7878"
-    assert resolve("argument.example", environ=env).url == "ws://argument.example:7878"
-    assert resolve("argument.example", environ=env).shown == "ws://argument.example:7878"
+    assert resolve(environ=env).url == "wss://env.example:7878"
+    assert resolve("argument.example", environ=env).url == "wss://argument.example:7878"
+    assert resolve("argument.example", environ=env).shown == "wss://argument.example:7878"
 
 
 def test_a_token_comes_from_the_first_place_that_has_one(files: Files) -> None:
