@@ -33,6 +33,13 @@ def until(what: Callable[[], T], seconds: float = 20.0, why: str = "") -> T:
         time.sleep(0.01)
 
 
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # it ended between the listing and the question; a zombie is one too
+        return ""
+
+
 class GatewayProcess:
     """``kcoral-gateway`` as people start it."""
 
@@ -85,10 +92,10 @@ class GatewayProcess:
         return psutil.Process(self.pid)
 
     def hosts(self) -> list[psutil.Process]:
-        return [child for child in self.me.children() if "kcoral_gateway.host" in " ".join(child.cmdline())]
+        return [child for child in self.me.children() if "kcoral_gateway.host" in _command(child)]
 
     def workers(self) -> list[psutil.Process]:
-        return [p for p in self.me.children(recursive=True) if "kcoral_gateway.worker" in " ".join(p.cmdline())]
+        return [p for p in self.me.children(recursive=True) if "kcoral_gateway.worker" in _command(p)]
 
     def rss_bytes(self) -> int:
         return int(self.me.memory_info().rss)

@@ -44,7 +44,7 @@ _FLOOD_BYTES_PER_S = 64 * 1024 * 1024  # … and then this much: a flood must no
 # Of a worker's head: it goes on inside two more messages, which must fit as well.
 _HEAD_BYTES = framing.MAX_HEAD_BYTES - 1024
 _FREE_MESSAGES = 1000  # of displays and the like of one execution; nobody sees more updates a second than this
-_FLOOD_MESSAGES_PER_S = 2000
+_FLOOD_MESSAGES_PER_S = 5000
 _FLOOD_READ_BYTES = 16 * 1024  # then: the pause that one read earns must stay short
 
 
