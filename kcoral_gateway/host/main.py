@@ -256,7 +256,7 @@ class Host:
         if body.poison:  # before Finished: no later cell may slip into this worker
             self._send(m.Replace(body.poison))
         self._emit(m.Finished(body.status, max(0.0, body.elapsed_ms)))
-        self._old_processes = set(processes.descendants(self._pid)) if self._pid else set()
+        self._old_processes = processes.started_by(self._pid) if self._pid else set()
 
     def _started_by_cell(self) -> list[int]:
         """The running cell's processes: they end with it when it is interrupted, those of earlier cells stay."""

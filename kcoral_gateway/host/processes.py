@@ -25,6 +25,16 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def started_by(pid: int) -> set[int]:
+    """What the main thread of ``pid`` has started and everything below: one read where, as mostly, there is nothing."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            started = [int(child) for child in file.read().split()]
+    except OSError:
+        return set()
+    return {process for child in started for process in (child, *descendants(child))}
+
+
 def descendants(pid: int) -> list[int]:
     """Everything below ``pid``, without it."""
     found, todo = [], [pid]
