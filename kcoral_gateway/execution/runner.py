@@ -11,6 +11,8 @@ import time
 from logging import getLogger
 from typing import Any, TypeVar, assert_never
 
+import msgspec
+
 from kcoral_gateway.config import Config, Device
 from kcoral_gateway.engines.base import Engine, Lease, Shape
 from kcoral_gateway.execution import admission as a
@@ -138,9 +140,8 @@ class Runner:
     async def _run(self, session: Session, execution: Execution) -> None:
         if session.worker is not None and session.worker.gone is not None:
             self._lose(session, session.worker)
-        if session.lost is not None:
-            execution.emit(m.Notice("state_lost", f"the session's state was lost: {session.lost}"))
-            session.lost = None
+        if (why := session.why_lost(execution.message.namespace)) is not None:
+            execution.emit(m.Notice("state_lost", f"the session's state was lost: {why}"))
         worker = session.worker
         if session.devices is None:
             await self._place(session, execution)
@@ -163,6 +164,7 @@ class Runner:
         session.executions += 1
         if worker is session.worker:
             session.has_state = True
+            execution.namespace = worker.namespace
         if execution.journal.last:  # else nobody has been told of a wait: that it is over is no news
             execution.emit(m.Started(worker.start_ms))
         execution.is_sent = True
@@ -324,6 +326,7 @@ class Runner:
     def _finish(self, execution: Execution, body: m.Finished) -> None:
         if execution.journal.is_finished:  # as lost, say by a restart of its session
             return
+        body = msgspec.structs.replace(body, namespace=execution.namespace)
         if execution.displays_cut:
             cut, kept = execution.displays_cut, _OTHER_BYTES >> 20
             text = f"{cut} displays and results were left out: {kept} MiB of them are kept of a cell"

@@ -40,6 +40,7 @@ class Execution:
     other_bytes: int = 0  # of displays, to bound what one execution may keep on disk
     displays_cut: int = 0
     has_error: bool = False
+    namespace: str = ""  # of the session's worker that it ran in
 
     def emit(self, body: m.EventBody, buffers: Sequence[framing.Buffer] = ()) -> None:
         """Journal an event and wake the readers."""
@@ -86,11 +87,23 @@ class Session:
     worker: Worker | None = None
     side_worker: Worker | None = None  # of a --fresh execution
     lost: str | None = None  # why its state is gone, until the next cell has said so
+    _told: set[str] = field(default_factory=set)  # namespaces whose end was told
     ask_id: str = ""  # of its placement
     executions: int = 0
     has_state: bool = False
     idle_since_s: float = 0.0
     task: asyncio.Task[None] | None = None
+
+    def why_lost(self, namespace: str) -> str | None:
+        """Why state is gone that a cell may count on, told once. ``namespace``: the last one its client knows of."""
+        why, self.lost = self.lost, None
+        now = "" if self.worker is None else self.worker.namespace
+        if namespace in ("", now) or namespace in self._told:
+            return why
+        self._told.add(namespace)
+        return (
+            why or "its worker was replaced since your last cell (the gateway or the session was restarted, or ended)"
+        )
 
     @property
     def is_named(self) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 from kcoral_magic.errors import ExecutionLost
@@ -34,6 +35,7 @@ class Worker:
     gone: str | None = None
     poison: str | None = None  # why it will be gone once its running execution has ended
     is_ending: bool = False
+    namespace: str = field(default_factory=lambda: secrets.token_hex(6))  # the ticket is a secret of its host's
 
     def send(self, body: object, buffers: tuple[framing.Buffer, ...] = ()) -> None:
         """To its host; it must be ready."""

@@ -37,6 +37,7 @@ _IDLE_LOOK_S = 0.5  # what earlier cells left running goes on using memory
 _SEND_S = 1.0  # an idle worker reads at once
 _DEATH_S = 5.0  # from SIGKILL to the end
 _LEAVE_S = 2.0  # for a worker that closed its channel to end by itself
+_KILL_ROUNDS = 3
 _START_S = 60.0  # a cold interpreter on a slow disk
 _PIPE_PAUSE_S = 0.004  # between two reads of a pipe that is being written; a worker that waits rings
 _FREE_BYTES = 32 * 1024 * 1024  # of an execution's text at full speed …
@@ -250,7 +251,8 @@ class Host:
             raise ProtocolError("Ended came while nothing ran")
         self._emit_output(self._batcher.finish(now))
         if self._interrupted_s is not None:
-            processes.send_signal(self._started_by_cell(), signal.SIGKILL)
+            for _ in range(_KILL_ROUNDS):  # one that forks while it is listed is found in the next round
+                processes.send_signal(self._started_by_cell(), signal.SIGKILL)
         self._is_running = False
         self._interrupted_s = None
         if body.poison:  # before Finished: no later cell may slip into this worker

@@ -90,6 +90,7 @@ class AsyncClient:
         self._executions: dict[str, AsyncExecution] = {}
         self._requests: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
+        self._namespaces: dict[str, str] = {}  # session -> the namespace that its last execution ran in
         self._lost_s: float | None = None
         self._dead: KCoralError | None = None
 
@@ -177,10 +178,12 @@ class AsyncClient:
     async def restart(self, session: str = "", gpus: int | Literal["all"] | None = None) -> None:
         """Give a session a new, empty worker."""
         await self._ask(m.Done, m.Restart(next(self._numbers), m.SessionAsk(session, gpus)))
+        self._namespaces.pop(session, None)  # its state is gone because we said so
 
     async def close_session(self, session: str = "") -> None:
         """End a session."""
         await self._ask(m.Done, m.CloseSession(next(self._numbers), session))
+        self._namespaces.pop(session, None)
 
     async def attach(
         self, execution_id: str, *, view: m.View = EVERYTHING, sink: Callable[[Output], None] | None = None
@@ -347,9 +350,16 @@ class AsyncSession:
             execution_id: A new id of the caller's making; sent twice, it runs once.
         """
         message = m.Execute(
-            execution_id or new_id(), self._ask, place or m.Place(), view, timeout_s, queue_timeout_s, is_fresh
+            execution_id or new_id(),
+            self._ask,
+            place or m.Place(),
+            view,
+            timeout_s,
+            queue_timeout_s,
+            is_fresh,
+            "" if is_fresh else self._client._namespaces.get(self.name, ""),
         )
-        execution = AsyncExecution(self._client, message.execution_id, sink, is_own=True)
+        execution = AsyncExecution(self._client, message.execution_id, sink, session=self.name)
         await self._client._submit(execution, message, source)
         return execution
 
@@ -375,10 +385,16 @@ class AsyncExecution:
     """One run of a body: an async iterator over its ``Output``s, which ends after ``Finished``."""
 
     def __init__(
-        self, client: AsyncClient, execution_id: str, sink: Callable[[Output], None] | None, *, is_own: bool = False
+        self,
+        client: AsyncClient,
+        execution_id: str,
+        sink: Callable[[Output], None] | None,
+        *,
+        session: str | None = None,
     ) -> None:
         self.execution_id = execution_id
-        self.is_own = is_own
+        self.session = session  # of an own execution
+        self.is_own = session is not None
         self.is_finished = False
         self._client = client
         self._queue: asyncio.Queue[Output] = asyncio.Queue()
@@ -391,6 +407,8 @@ class AsyncExecution:
     def deliver(self, output: Output) -> None:
         """The client's: the next output has arrived."""
         if isinstance(output.body, m.Finished):
+            if output.body.namespace and self.session is not None:
+                self._client._namespaces[self.session] = output.body.namespace
             if self._is_told:
                 if output.number or self.is_finished:
                     return

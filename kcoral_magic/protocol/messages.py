@@ -208,12 +208,16 @@ class Error(_Wire, frozen=True):
 
 
 class Finished(_Wire, frozen=True):
-    """The last event but for late output. ``code`` and ``message`` say why, for ``failed``."""
+    """The last event but for late output. ``code`` and ``message`` say why, for ``failed``.
+
+    ``namespace`` names the worker's namespace that the session goes on with; it is new after every loss or restart.
+    """
 
     status: Literal["ok", "error", "interrupted", "failed"]
     elapsed_ms: float = 0.0
     code: Short = ""
     message: Text = ""
+    namespace: Short = ""
 
 
 EventBody = (
@@ -236,7 +240,11 @@ EventBody = (
 
 
 class Execute(_Wire, frozen=True):
-    """Run a body. Buffers: the source, UTF-8. Sent twice with one id, it runs once."""
+    """Run a body. Buffers: the source, UTF-8. Sent twice with one id, it runs once.
+
+    ``namespace`` is the one of the session's last ``Finished``, for a session that the client has run something in: if
+    it is another by now, the execution says that state was lost.
+    """
 
     execution_id: ExecutionId
     session: SessionAsk
@@ -245,6 +253,7 @@ class Execute(_Wire, frozen=True):
     timeout_s: Seconds | None = None
     queue_timeout_s: Seconds | None = None
     is_fresh: bool = False
+    namespace: Short = ""
 
 
 class Attach(_Wire, frozen=True):

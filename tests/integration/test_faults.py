@@ -188,6 +188,7 @@ def test_killing_the_gateway_ends_the_cell_as_lost_and_the_next_one_works(tmp_pa
     token = gateway.token()
     with gateway.client(token) as client:
         session = client.session()
+        session.run("kept = 1")
         execution = session.execute("import time\nprint('on', flush=True)\ntime.sleep(60)")
         _wait_for_text(execution, "on\n")
         tree = gateway.me.children(recursive=True)
@@ -195,10 +196,27 @@ def test_killing_the_gateway_ends_the_cell_as_lost_and_the_next_one_works(tmp_pa
         _, alive = psutil.wait_procs(tree, 10)
         assert not alive
         gateway.restart()
-        with pytest.raises(ExecutionLost, match="restarted while this cell ran"):
+        with pytest.raises(ExecutionLost, match="while this cell ran"):
             execution.result()
-        assert session.run("1 + 1").text == "2"
+        result = session.run("'kept' in globals()")
+        assert result.text == "False"
+        assert [("state was lost" in notice) for notice in result.notices] == [True]
+        assert session.run("1 + 1").notices == []
     gateway.stop()
+
+
+def test_a_session_that_another_client_restarted_says_so_once(gateway: GatewayProcess, token: str) -> None:
+    with gateway.client(token) as first, gateway.client(token) as second:
+        session = first.session("shared", gpus=0)
+        session.run("kept = 1")
+        assert session.run("kept").notices == []
+        second.restart("shared")
+        assert second.session("shared").run("1").notices == []
+        assert "state was lost" in session.run("1").notices[0]
+        assert session.run("1").notices == []
+        first.restart("shared")
+        assert session.run("1").notices == []  # it was this client's own doing
+        first.close_session("shared")
 
 
 def test_a_client_that_is_killed_leaves_its_named_session_to_the_next_one(gateway: GatewayProcess, token: str) -> None:

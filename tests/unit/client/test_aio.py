@@ -19,7 +19,7 @@ def client() -> AsyncClient:
 
 @pytest.mark.parametrize("name", ["ValueError", "StopIteration", "StopAsyncIteration"])
 async def test_whatever_a_body_raises_shows_its_remote_traceback(name: str) -> None:
-    execution = AsyncExecution(client(), "execution-1", None, is_own=True)
+    execution = AsyncExecution(client(), "execution-1", None, session="")
     execution.deliver(Output(1, m.Error(name, "builtins", name), (b"why", b"line 1\nline 2", b'["why"]')))
     execution.deliver(Output(2, m.Finished("error")))
     with pytest.raises(Exception, match="why") as caught:
