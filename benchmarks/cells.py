@@ -287,7 +287,7 @@ def measure(
         report.ratio(
             "  the same, the two taking turns call by call",
             alternating(count, lambda: run_cell(session), lambda: kernel.run("pass"), 40),
-            1.0,  # cold caches on both sides; no bar of anybody's, but a remote cell should not cost more than a local one
+            1.0,  # cold caches on both sides; not a bar of anybody but ours: no dearer than a local cell
         )
         flushed = "print(1, flush=True)"
         report.ratio(
