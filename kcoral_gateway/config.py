@@ -54,6 +54,7 @@ class HostSpec(msgspec.Struct, frozen=True):
     devices: tuple[Device, ...] = ()
     uid: int = 0  # of the sandbox's user in the strict layout
     python: str = sys.executable
+    folder: str = ""  # the principal's blobs: files for the workspace are read there, large results written
     cgroup: str | None = None  # a folder below which the host may make one with limits
     interrupt_patience_s: float = 5.0  # after which a stuck interpreter is looked at
 
@@ -82,6 +83,7 @@ class Config:
     tail_bytes: int = 16 * MiB  # of what comes after
     max_sessions: int = 64  # of one principal
     max_queued: int = 1000  # executions of one session
+    artifact_bytes: int = 50 * GiB  # files and values on their way, of one principal
     journal_days: float = 14.0
     journal_bytes: int = 4 * GiB  # of one principal
 
@@ -104,6 +106,11 @@ class Config:
     def journals_dir(self) -> Path:
         """The executions' events, one folder for each principal."""
         return self.state_dir / "journals"
+
+    @property
+    def artifacts_dir(self) -> Path:
+        """Files and values on their way, one folder for each principal."""
+        return self.state_dir / "artifacts"
 
     @property
     def run_path(self) -> Path:

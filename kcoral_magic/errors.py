@@ -9,6 +9,7 @@
     │   ├── SessionShapeError       session_shape       a running session cannot change its shape
     │   ├── CapacityExceeded        capacity            more sessions or waiting cells than one may have
     │   ├── NotFoundError           not_found           no such session or execution of yours
+    │   ├── ValueRefused            value               a value that cannot travel, or bytes that are no value
     │   └── ProtocolError           protocol            bytes or messages against PROTOCOL.md
     ├── RemoteError                 remote              user code raised; its type is not known here
     └── SystemFault                 the system's fault
@@ -81,6 +82,12 @@ class NotFoundError(CallerError):
     """No session or execution of that name belongs to this principal."""
 
     code = "not_found"
+
+
+class ValueRefused(CallerError):
+    """A value that cannot travel as asked, or bytes from elsewhere that describe none."""
+
+    code = "value"
 
 
 class ProtocolError(CallerError):

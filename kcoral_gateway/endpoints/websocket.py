@@ -26,6 +26,7 @@ from kcoral_magic.errors import KCoralError, ProtocolError
 from kcoral_magic.protocol import PRODUCT, framing
 from kcoral_magic.protocol import connection as c
 from kcoral_magic.protocol import messages as m
+from kcoral_magic.protocol import transfers as t
 
 _log = getLogger(__name__)
 _HELLO_S = 10.0
@@ -100,7 +101,7 @@ class _Client:
         self._liveness = c.Liveness(time.monotonic())
         self._executions: dict[str, Execution] = {}
         self._catching_up: set[str] = set()
-        self._answers: deque[bytes] = deque()
+        self._answers: deque[bytes | t.Fetch] = deque()  # a fetch is read when it is sent, so that none waits in memory
         self._wanted = asyncio.Event()
         self._has_room = asyncio.Event()
         self._drained = asyncio.Event()
@@ -190,7 +191,7 @@ class _Client:
         assert hello is not None
         match body:
             case m.Execute(execution_id=execution_id):
-                self._watch(service.execute(who, hello, body, bytes(buffers[0])))
+                self._watch(service.execute(who, hello, body, *map(bytes, buffers)))
             case m.Attach(execution_id=execution_id, after=after):
                 self._watch(service.attach(who, execution_id, after))
                 self._catching_up.add(execution_id)
@@ -204,6 +205,21 @@ class _Client:
                 self._wake()
             case m.Interrupt(execution_id=execution_id, kill=kill):
                 service.interrupt(who, execution_id, kill=kill)
+            case t.Supply():
+                service.supply(who, body, *buffers)
+            case t.InputReply():
+                service.reply(who, body, buffers[0])
+            case t.Have(request=request, blobs=blobs):
+                offsets = tuple(service.artifacts.held(who, digest, size) for digest, size in blobs)
+                self._answer(t.Held(request, offsets))
+            case t.Chunk(request=request, digest=digest, size=size, offset=offset):
+                here = service.artifacts.append(who, digest, size, offset, memoryview(buffers[0]))
+                self._answer(t.Held(request, (here,)))
+            case t.Fetch():
+                self._answers.append(body)
+                self._wake()
+            case t.Drop(digest=digest):
+                service.artifacts.drop(who, digest)
             case m.Ping():
                 self._answer(m.Pong())
             case m.Pong():
@@ -240,22 +256,33 @@ class _Client:
         self._wake()
 
     async def _sender(self) -> None:
-        send = self._websocket.send_bytes
         while True:
             self._wanted.clear()
             is_more = True
             while is_more:
                 is_more = False
                 for execution_id in list(self._connection.readers):
-                    while self._answers:
-                        await send(self._answers.popleft())
+                    await self._send_answers()
                     is_more = await self._send_piece(execution_id) or is_more
-            while self._answers:
-                await send(self._answers.popleft())
+            await self._send_answers()
             self._has_room.set()
             if not self._wanted.is_set():
                 self._drained.set()
             await self._wanted.wait()
+
+    async def _send_answers(self) -> None:
+        while self._answers:
+            answer = self._answers.popleft()
+            frames = self._fetched(answer) if isinstance(answer, t.Fetch) else (answer,)
+            for frame in frames:
+                await self._websocket.send_bytes(frame)
+
+    def _fetched(self, fetch: t.Fetch) -> list[bytes]:
+        try:
+            data = self._service.artifacts.read(self._principal.name, fetch.digest, fetch.offset, fetch.length)
+        except KCoralError as error:
+            return framing.encode(m.Problem(error.code, str(error), "", fetch.request))
+        return framing.encode(t.Piece(fetch.request), (data,))
 
     async def _send_piece(self, execution_id: str) -> bool:
         """Send the next event of one reader. Whether there may be more."""

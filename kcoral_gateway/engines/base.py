@@ -17,6 +17,7 @@ class Shape:
     principal: str
     devices: tuple[Device, ...] = ()
     python: str = sys.executable
+    folder: str = ""  # of the principal's blobs
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,7 @@ class LocalEngine:
             devices=shape.devices,
             python=shape.python,
             uid=uid,
+            folder=shape.folder,
             cgroup=self._cgroup,
         )
         process = await asyncio.create_subprocess_exec(

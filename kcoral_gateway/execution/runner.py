@@ -19,9 +19,11 @@ from kcoral_gateway.execution import admission as a
 from kcoral_gateway.execution.records import Records
 from kcoral_gateway.execution.sessions import Execution, Session, gpu_message
 from kcoral_gateway.execution.workers import Worker, Workers
+from kcoral_gateway.storage.artifacts import Artifacts
 from kcoral_magic.errors import ExecutionLost, KCoralError, PlacementInfeasible, QueueTimeout
 from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
+from kcoral_magic.protocol import transfers as t
 
 _log = getLogger(__name__)
 _OTHER_BYTES = 256 * 1024 * 1024  # of one execution's displays and results: a bound on abuse, told when met
@@ -35,7 +37,8 @@ class _Stopped(Exception):
 class Runner:
     """The sessions of one gateway at work."""
 
-    def __init__(self, config: Config, engine: Engine, records: Records) -> None:
+    def __init__(self, config: Config, engine: Engine, records: Records, artifacts: Artifacts) -> None:
+        self._artifacts = artifacts
         self._config = config
         self._engine = engine
         self._records = records
@@ -113,6 +116,12 @@ class Runner:
         elif not execution.stopped.done():
             execution.stopped.set_result(None)
 
+    def pass_on(self, session: Session, execution: Execution, body: object, buffers: tuple[bytes, ...]) -> None:
+        """What a running execution was waiting for; one that does not run any more needs nothing."""
+        worker = session.side_worker or session.worker
+        if session.current is execution and execution.is_sent and worker is not None and worker.gone is None:
+            worker.send(body, buffers)
+
     # ── one session ──
 
     async def _serve(self, session: Session) -> None:
@@ -168,7 +177,8 @@ class Runner:
         if execution.journal.last:  # else nobody has been told of a wait: that it is over is no news
             execution.emit(m.Started(worker.start_ms))
         execution.is_sent = True
-        worker.send(m.Run(execution.execution_id, execution.message.place), (execution.source,))
+        run = m.Run(execution.execution_id, execution.message.place, execution.message.peer)
+        worker.send(run, (execution.source, execution.manifest, execution.parcel))
         execution.forget_source()
         timer = None
         if (limit_s := execution.message.timeout_s) is not None:
@@ -263,7 +273,8 @@ class Runner:
         Raises:
             ExecutionLost: It did not start; the message says why.
         """
-        shape = Shape(session.principal, session.devices or (), session.python)
+        folder = str(self._artifacts.folder(session.principal))
+        shape = Shape(session.principal, session.devices or (), session.python, folder)
         session.state = "starting"
         began = time.monotonic()
         starting = asyncio.ensure_future(self._engine.start(shape))
@@ -314,6 +325,12 @@ class Runner:
         if isinstance(body, m.Finished):
             self._finish(execution, body)
             return
+        if isinstance(body, t.Returned) and not buffers:
+            try:
+                self._artifacts.take_in(execution.principal, body.digest, body.size)
+            except KCoralError as error:
+                names = tuple((wanted.name, str(error)) for wanted in execution.wants)
+                body = t.Returned(body.digest, 0, names)
         if not isinstance(body, m.Stream):
             execution.other_bytes += 100 + sum(map(len, buffers))
             is_first_error = isinstance(body, m.Error) and not execution.has_error

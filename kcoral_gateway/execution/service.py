@@ -16,9 +16,12 @@ from kcoral_gateway.execution.records import Records
 from kcoral_gateway.execution.runner import Runner
 from kcoral_gateway.execution.sessions import Execution, Session, gpu_message
 from kcoral_gateway.execution.workers import Link
+from kcoral_gateway.storage.artifacts import Artifacts
 from kcoral_magic.errors import CapacityExceeded, KCoralError, NotFoundError, PlacementInfeasible
 from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
+from kcoral_magic.protocol import transfers as t
+from kcoral_magic.protocol.wire import Gpus
 
 _log = getLogger(__name__)
 _SWEEP_S = 5.0
@@ -32,8 +35,9 @@ class Service:
     def __init__(self, config: Config, engine: Engine) -> None:
         self._config = config
         self._engine = engine
+        self.artifacts = Artifacts(config.artifacts_dir, limit_bytes=config.artifact_bytes)
         self._records = Records(config)
-        self._runner = Runner(config, engine, self._records)
+        self._runner = Runner(config, engine, self._records, self.artifacts)
         self._sessions: dict[tuple[str, str], Session] = {}
         self._clients: Counter[tuple[str, str]] = Counter()  # (principal, client_id) -> open connections
         self._seen_s: dict[tuple[str, str], float] = {}  # when a session's client was last there
@@ -74,15 +78,25 @@ class Service:
 
     # ── executions ──
 
-    def execute(self, principal: str, client: m.Hello, message: m.Execute, source: bytes) -> Execution:
+    def execute(
+        self,
+        principal: str,
+        client: m.Hello,
+        message: m.Execute,
+        source: bytes,
+        manifest: bytes = b"",
+        parcel: bytes = b"",
+    ) -> Execution:
         """Take a new execution, or find the one a repeat means.
 
         Raises:
-            ProtocolError: The id is another body's.
+            ProtocolError: The id is another body's, or the manifest cannot be read.
         """
+        wants = t.read_manifest(manifest).wants
         execution, is_new = self._records.new(principal, message, source)
         if not is_new:
             return execution
+        execution.manifest, execution.parcel, execution.wants = manifest, parcel, wants
         try:
             session = self._session(principal, client, message.session)
         except KCoralError as error:
@@ -98,6 +112,33 @@ class Service:
         session.queue.append(execution)
         session.wake.set()
         return execution
+
+    def supply(self, principal: str, message: t.Supply, files: framing.Buffer, parcel: framing.Buffer) -> None:
+        """What an execution waits for; nothing happens if it does not.
+
+        Raises:
+            NotFoundError: There is no such execution, or the blob is not here.
+        """
+        path = str(self.artifacts.path(principal, message.digest)) if message.digest is not None else ""
+        deliver = m.Deliver(message.execution_id, path, message.size, message.problem)
+        t.read_manifest(files)
+        self._to_worker(principal, message.execution_id, deliver, (bytes(files), bytes(parcel)))
+
+    def reply(self, principal: str, message: t.InputReply, text: framing.Buffer) -> None:
+        """The line that an execution has asked for.
+
+        Raises:
+            NotFoundError: There is no such execution.
+        """
+        self._to_worker(principal, message.execution_id, message, (bytes(text),))
+
+    def _to_worker(self, principal: str, execution_id: str, body: object, buffers: tuple[bytes, ...]) -> None:
+        execution = self._records.find(principal, execution_id)
+        if execution is None:
+            raise NotFoundError(f"this gateway knows no execution {execution_id}")
+        session = self._sessions.get((principal, execution.session))
+        if session is not None:
+            self._runner.pass_on(session, execution, body, buffers)
 
     def attach(self, principal: str, execution_id: str, after: int = 0) -> Execution:
         """As ``Records.attach``."""
@@ -138,7 +179,7 @@ class Service:
             session.gpus = min(1, capacity)
         return session
 
-    def _count(self, gpus: m.Gpus) -> int | None:
+    def _count(self, gpus: Gpus) -> int | None:
         """How many GPUs an ask means; what can never be is refused before anything is thrown away for it."""
         capacity = len(self._engine.devices)
         if isinstance(gpus, int) and gpus > capacity:
@@ -220,6 +261,7 @@ class Service:
                 if time.monotonic() - pruned_s > _PRUNE_S:
                     pruned_s = time.monotonic()
                     self._records.prune(live)
+                    self.artifacts.prune(time.time())
             except Exception:  # noqa: BLE001 - upkeep goes on: a full disk, say, is mended by the next pruning
                 _log.exception("upkeep failed")
 

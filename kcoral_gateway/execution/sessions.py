@@ -15,6 +15,7 @@ from kcoral_gateway.execution.workers import Worker
 from kcoral_magic.errors import SessionShapeError
 from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
+from kcoral_magic.protocol import transfers as t
 
 _MESSAGE_CHARS = 2000  # some are prefixed on their way; all fit the wire
 
@@ -40,6 +41,9 @@ class Execution:
     other_bytes: int = 0  # of displays, to bound what one execution may keep on disk
     displays_cut: int = 0
     has_error: bool = False
+    manifest: bytes = b""
+    parcel: bytes = b""
+    wants: tuple[t.Wanted, ...] = ()
     namespace: str = ""  # of the session's worker that it ran in
 
     def emit(self, body: m.EventBody, buffers: Sequence[framing.Buffer] = ()) -> None:
@@ -64,6 +68,7 @@ class Execution:
         """The worker has it, or nobody needs it: what is listed of an execution is its first line."""
         lines = self.source[:4096].strip().splitlines()
         self.source = lines[0][:200] if lines else b""
+        self.manifest = self.parcel = b""
 
 
 State = Literal["new", "queued", "starting", "idle", "running", "lost"]

@@ -16,11 +16,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import assert_never
 
 from kcoral_gateway.config import HostSpec
 from kcoral_gateway.host import processes
+from kcoral_gateway.host.exchange import Exchange, Load
 from kcoral_gateway.host.launch import Worker, launch
 from kcoral_gateway.host.memory import MemoryWatch
 from kcoral_gateway.host.outbox import Outbox
@@ -29,6 +32,7 @@ from kcoral_gateway.host.verdict import cause, where
 from kcoral_magic.errors import KCoralError, ProtocolError
 from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
+from kcoral_magic.protocol import transfers as t
 
 _READ_BYTES = 256 * 1024
 _BACKLOG_BYTES = 4 * 1024 * 1024  # to the gateway; above it the worker is not read, so it blocks in its own writes
@@ -47,6 +51,12 @@ _HEAD_BYTES = framing.MAX_HEAD_BYTES - 1024
 _FREE_MESSAGES = 1000  # of displays and the like of one execution; nobody sees more updates a second than this
 _FLOOD_MESSAGES_PER_S = 5000
 _FLOOD_READ_BYTES = 16 * 1024  # then: the pause that one read earns must stay short
+
+
+def _only(body: object, buffers: tuple[framing.Buffer, ...]) -> framing.Buffer:
+    if len(buffers) != 1:
+        raise ProtocolError(f"a {type(body).__name__} has 1 buffer, got {len(buffers)}")
+    return buffers[0]
 
 
 class _Gone(Exception):
@@ -75,8 +85,11 @@ class Host:
         self._rest_until_s = 0.0
         self._drained_s = float("-inf")  # when the worker last rang
         self._batcher = OutputBatcher()
+        self._exchange = Exchange(spec.folder)
+        self._loads: deque[Iterator[Load]] = deque()  # on their way to the worker, a piece in each turn
         self._execution = ""  # the running one, or the last one
         self._is_running = False
+        self._has_begun = False  # the running body has been sent to the worker
         self._is_ready = False
         self._run_ticks = 0
         self._pid: int | None = None  # the worker's interpreter
@@ -109,6 +122,7 @@ class Host:
                     worker.process.wait(_LEAVE_S)
             worker.kill()
             self._last_words()
+            self._exchange.close()
             worker.close()
 
     # ── the loop ──
@@ -150,9 +164,13 @@ class Host:
                 raise _Gone from None
         if mask & selectors.EVENT_READ:
             self._read_gateway()
+        if self._loads:
+            self._load_worker()
         self._timers(now)
 
     def _timeout(self, now: float) -> float:
+        if self._loads:
+            return 0.0
         wake = now + (_MEMORY_EVERY_S if self._is_running else _IDLE_LOOK_S)
         if (due := self._batcher.due_s) is not None:
             wake = min(wake, due)
@@ -224,6 +242,9 @@ class Host:
             self._drained_s = now
             self._end_rest()
             return
+        if isinstance(body, t.Part):
+            self._exchange.part(_only(body, buffers))
+            return
         self._messages += 1
         if self._messages > _FREE_MESSAGES:
             self._flood_until_s = max(now, self._flood_until_s) + 1 / _FLOOD_MESSAGES_PER_S
@@ -241,8 +262,11 @@ class Host:
                 if len(buffers) != 3:
                     raise ProtocolError(f"an Error has 3 buffers, got {len(buffers)}")
                 self._emit(body, buffers)
-            case m.ClearOutput():
+            case t.Returned():
+                self._exchange.returned(body, buffers)
                 self._emit(body, buffers)
+            case m.ClearOutput() | t.Want() | t.Bound() | t.Names() | t.InputRequest():
+                self._emit(body, ())
             case _:
                 assert_never(body)
 
@@ -337,10 +361,18 @@ class Host:
                 self._end_rest()
                 self._execution = execution_id
                 self._is_running = True
+                self._has_begun = False
                 self._run_ticks = processes.now_ticks()
                 self._stream_bytes = self._messages = 0
                 self._has_asked_where = False
-                self._to_worker(framing.pack(framing.encode(message.body, message.buffers)))
+                self._loads.append(self._exchange.run(message.body, message.buffers))
+                self._load_worker()
+            case m.Deliver(execution_id=execution_id):
+                if self._is_running and execution_id == self._execution:
+                    self._loads.append(self._exchange.deliver(message.body, message.buffers))
+            case t.InputReply(execution_id=execution_id):
+                if self._is_running and execution_id == self._execution:
+                    self._to_worker(framing.pack(framing.encode(message.body, message.buffers)))
             case m.Stop(execution_id=execution_id, kill=kill):
                 if self._is_running and execution_id == self._execution:
                     self._stop(kill)
@@ -353,6 +385,12 @@ class Host:
         if kill:
             self._verdict = ("lost", "the worker was killed as asked")
             raise _Gone
+        if self._loads:  # the body has not begun, or waits for what is on its way: what came of it is not used
+            self._loads.clear()
+            if not self._has_begun:
+                self._is_running = False
+                self._emit(m.Finished("interrupted"))
+                return
         if self._interrupted_s is None:
             self._interrupted_s = time.monotonic()
         processes.send_signal(self._started_by_cell(), signal.SIGINT)
@@ -362,11 +400,25 @@ class Host:
         if self._pid is not None:
             processes.send_signal([self._pid], number)
 
-    def _to_worker(self, data: bytes) -> None:
+    def _load_worker(self) -> None:
+        try:
+            data, descriptors = next(self._loads[0])
+        except StopIteration:
+            self._loads.popleft()
+            self._has_begun = True
+            return
+        self._to_worker(data, descriptors)
+        if not descriptors and len(data) < framing.MAX_CHUNK_BYTES:
+            self._load_worker()  # small pieces at once: most bodies are one
+
+    def _to_worker(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
         channel = self._worker.channel
         channel.setblocking(True)  # the worker is idle: it reads at once
         channel.settimeout(_SEND_S)
         try:
+            if descriptors:
+                sent = socket.send_fds(channel, [data], descriptors)
+                data = data[sent:]
             channel.sendall(data)
         except OSError:
             self._verdict = ("lost", f"the worker does not take what it is sent within {_SEND_S:g} s and was ended")

@@ -1,220 +1,101 @@
-"""Runs one body as IPython runs a cell, and says how it ended.
-
-IPython's own InteractiveShell without ZMQ: magics, displays, top-level await and tracebacks are the real ones. The
-compiler shifts line numbers to where the body stands in its notebook (a cell's body begins below the ``%%kcoral``
-line), and tracebacks show user frames only.
-"""
+"""Runs one body as IPython runs a cell: brings in what it needs, runs it, sends back what was asked for."""
 
 from __future__ import annotations
 
-import ast
-import builtins
-import contextlib
-import getpass
-import json
-import linecache
+import mmap
 import os
 import sys
 import time
-import types
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
-import IPython
-from IPython.core.compilerop import CachingCompiler
-from IPython.core.displayhook import DisplayHook
-from IPython.core.displaypub import DisplayPublisher
-from IPython.core.error import StdinNotImplementedError
-from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
-from traitlets import Type
+from IPython.core.interactiveshell import ExecutionResult
 from traitlets.config import Config
 
 from kcoral_gateway.worker import cuda
+from kcoral_gateway.worker.files import Workspace
+from kcoral_gateway.worker.inbox import Inbox
 from kcoral_gateway.worker.interrupts import Interrupts
+from kcoral_gateway.worker.names import INLINE_BYTES, SessionNames
 from kcoral_gateway.worker.output import Output
-from kcoral_magic.errors import ProtocolError
-from kcoral_magic.protocol import bundle
+from kcoral_gateway.worker.reload import Modules
+from kcoral_gateway.worker.shell import Shell
+from kcoral_gateway.worker.stdin import Stdin
+from kcoral_magic.errors import ProtocolError, ValueRefused
+from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
+from kcoral_magic.protocol import transfers as t
+from kcoral_magic.values import codec
 
-_HIDDEN = (os.path.dirname(IPython.__file__), os.path.dirname(os.path.dirname(__file__)))
-_FRAMES_SHOWN = 24  # at each end; facts: IPython takes seconds to format a recursion error in full
-_NAME_BYTES = 500  # below the wire's limit for names
-_TEXT_BYTES = 256 * 1024  # of one error's text or traceback
-
-
-class _Compiler(CachingCompiler):
-    """Gives every cell the line numbers it has in its notebook."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # IPython is partly annotated
-        self.first_line = 1
-        self._shifts: dict[str, int] = {}
-
-    def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
-        name: str = super().cache(transformed_code, number=number, raw_code=raw_code)
-        shift = self.first_line - 1
-        self._shifts[name] = shift
-        if shift:
-            size, modified, lines, path = linecache.cache[name]  # type: ignore[misc]  # IPython fills it whole
-            linecache.cache[name] = (size, modified, ["\n"] * shift + lines, path)
-        return name
-
-    def ast_parse(self, source: str, filename: str = "<unknown>", symbol: str = "exec") -> ast.AST:
-        shift = self._shifts.get(filename, 0)
-        try:
-            tree: ast.AST = super().ast_parse(source, filename, symbol)
-        except SyntaxError as error:
-            if error.lineno is not None:
-                error.lineno += shift
-            if error.end_lineno is not None:
-                error.end_lineno += shift
-            raise
-        return ast.increment_lineno(tree, shift) if shift else tree
-
-
-class _DisplayPublisher(DisplayPublisher):
-    def publish(  # type: ignore[override]  # IPython's own subclasses narrow it the same way
-        self,
-        data: dict[str, Any],
-        metadata: dict[str, Any] | None = None,
-        *,
-        transient: dict[str, Any] | None = None,
-        update: bool = False,
-        **_: Any,
-    ) -> None:
-        output: Output = self.shell.output
-        if not output.is_owner:
-            print(data.get("text/plain", ""))
-            return
-        mimes, buffers = bundle.pack(data, metadata or {})
-        display_id = (transient or {}).get("display_id")
-        output.send(m.Display(mimes, None if display_id is None else str(display_id)[:_NAME_BYTES], update), buffers)
-
-    def clear_output(self, wait: bool = False) -> None:
-        if self.shell.output.is_owner:
-            self.shell.output.send(m.ClearOutput(bool(wait)))
-
-
-class _DisplayHook(DisplayHook):
-    def write_output_prompt(self) -> None:
-        """The notebook draws its own prompt."""
-
-    def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
-        mimes, buffers = bundle.pack(format_dict, md_dict or {})
-        assert self.shell is not None
-        self.shell.output.send(m.Result(mimes, self.prompt_count), buffers)
-
-    def finish_displayhook(self) -> None:
-        self._is_active = False
-
-
-class _Shell(InteractiveShell):
-    compiler_class = Type(_Compiler)
-    display_pub_class = Type(_DisplayPublisher)
-    displayhook_class = Type(_DisplayHook)
-    output: Output
-    compile: _Compiler
-    has_exited = False
-
-    def _tee(self, channel: str) -> Any:
-        """IPython would keep a copy of everything printed; a flood must not fill the worker's memory."""
-        return contextlib.nullcontext()
-
-    def ask_exit(self) -> None:
-        self.has_exited = True
-
-    def enable_gui(self, gui: str | None = None) -> None:
-        """There is no screen."""
-
-    def showtraceback(  # type: ignore[no-untyped-def]  # IPython's signature, unannotated there
-        self, exc_tuple=None, filename=None, tb_offset=None, exception_only=False, running_compiled_code=False
-    ) -> None:
-        etype, value, tb = self._get_exc_info(exc_tuple)  # type: ignore[no-untyped-call]  # IPython
-        if value is not None and not issubclass(etype, SyntaxError):
-            value.__traceback__ = tb = _user_frames(tb)
-            tb_offset = 0
-        super().showtraceback((etype, value, tb), filename, tb_offset, exception_only, running_compiled_code)
-
-    def show_usage_error(self, exc: BaseException) -> None:
-        self._showtraceback(type(exc), exc, [f"UsageError: {exc}"])
-
-    def _showtraceback(self, etype: type[BaseException], evalue: BaseException, stb: list[str]) -> None:
-        try:
-            text = str(evalue)
-        except Exception as error:  # noqa: BLE001 - a user's __str__ may do anything
-            text = f"<str() failed: {type(error).__name__}>"
-        args = b""
-        if all(isinstance(arg, str | int | float | bool | None) for arg in evalue.args):
-            with contextlib.suppress(ValueError):
-                args = json.dumps(evalue.args).encode()
-        self.output.send(
-            m.Error(
-                etype.__name__[:_NAME_BYTES],
-                str(etype.__module__)[:_NAME_BYTES],
-                etype.__qualname__[:_NAME_BYTES],
-                issubclass(etype, KeyboardInterrupt),
-            ),
-            (_clip(text), _clip("\n".join(stb)), args if len(args) <= _TEXT_BYTES else b""),
-        )
-
-
-def _clip(text: str) -> bytes:
-    data = text.encode("utf-8", "backslashreplace")
-    if len(data) <= _TEXT_BYTES:
-        return data
-    half = _TEXT_BYTES // 2
-    return data[:half] + f"\n… {len(data) - 2 * half} bytes left out …\n".encode() + data[-half:]
-
-
-def _user_frames(tb: types.TracebackType | None) -> types.TracebackType | None:
-    """The traceback without IPython's and our frames, and with the middle of a very deep one left out."""
-    nodes: list[types.TracebackType] = []
-    while tb is not None:
-        nodes.append(tb)
-        tb = tb.tb_next
-    shown = [node for node in nodes if not node.tb_frame.f_code.co_filename.startswith((*_HIDDEN, "<timed "))]
-    shown = shown or nodes[-1:]
-    if len(shown) > 2 * _FRAMES_SHOWN:
-        shown = shown[:_FRAMES_SHOWN] + shown[-_FRAMES_SHOWN:]
-    chain: types.TracebackType | None = None
-    for node in reversed(shown):
-        chain = types.TracebackType(chain, node.tb_frame, node.tb_lasti, node.tb_lineno)
-    return chain
+_PART_BYTES = framing.MAX_CHUNK_BYTES
 
 
 class Executor:
-    """The session's one shell and its namespace."""
+    """The session's one shell, its namespace and its workspace."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Output, inbox: Inbox, interrupts: Interrupts) -> None:
         config = Config()
         config.HistoryManager.enabled = False  # no database: nothing of a session outlives it
         config.InteractiveShell.colors = "linux"
         self._output = output
-        _Shell.output = output
-        self._shell: _Shell = _Shell.instance(config=config)
+        self._inbox = inbox
+        self._interrupts = interrupts
+        Shell.output = output
+        self._shell: Shell = Shell.instance(config=config)
         self._shell.output = output
-        builtins.input = getpass.getpass = _no_stdin
+        self._stdin = Stdin(output, inbox)
+        self._stdin.install()
         warnings.filterwarnings("ignore", "To exit: use", UserWarning)  # advice for a terminal
         sys.path.insert(0, "")
-
-    def run(self, source: str, place: m.Place, interrupts: Interrupts) -> m.Ended:
-        """Run ``source``; everything it produced has been sent when this returns."""
         shell = self._shell
-        shell.execution_count = place.count
-        shell.compile.first_line = place.first_line + _blank_lines(source)
+        self._names = SessionNames(shell.user_ns, lambda: set(shell.user_ns_hidden), shell.compile.name_cell)
+        self._workspace = Workspace(os.getcwd())
+        self._modules = Modules(self._workspace.root, shell.user_ns)
+        self._names.changed()  # what a fresh namespace holds is nobody's
+
+    def serve(self, message: framing.Message[m.ToWorker]) -> bool:
+        """Act on the host's next message; whether there may be more."""
+        match message.body:
+            case m.Run():
+                self._output.send(self._run(message.body, message.buffers))
+            case t.FilePart():
+                self._workspace.part(message.body, message.buffers[0])
+            case t.Supplied() | t.InputReply():  # for a body that has been interrupted meanwhile
+                self._inbox.drop_descriptors()
+            case m.Shutdown():
+                return False
+        return True
+
+    def _run(self, run: m.Run, buffers: Sequence[framing.Buffer]) -> m.Ended:
+        """Run a body; everything it produced has been sent when this returns."""
+        source = bytes(buffers[0]).decode("utf-8", "replace")
+        shell = self._shell
+        shell.execution_count = run.place.count
+        shell.compile.first_line = run.place.first_line + _blank_lines(source)
+        self._stdin.is_allowed = run.peer.allows_input
         self._output.is_running.set()
         began = time.perf_counter()
         error: BaseException | None = None
+        interrupts = self._interrupts
         try:
             interrupts.is_running = True
             try:
-                result = shell.run_cell(source, store_history=True)  # type: ignore[no-untyped-call]  # IPython
+                manifest = t.read_manifest(buffers[1])
+                if manifest is not _EMPTY:
+                    self._bring_in(run.execution_id, manifest, buffers[2])
+                with self._workspace.inside(manifest.cwd):
+                    result = shell.run_cell(source, store_history=True)  # type: ignore[no-untyped-call]  # IPython
                 error = _error_of(result)
                 cuda.synchronise()
+                if manifest.wants and error is None:
+                    self._send_back(manifest.wants, run.peer)
+                if (names := self._names.changed()) is not None:
+                    self._output.send(names)
             finally:
                 interrupts.is_running = False
-        except (cuda.CudaFault, KeyboardInterrupt, ProtocolError) as late:
-            # The fault was found, or the signal came, after IPython had closed the cell.
+        except (cuda.CudaFault, KeyboardInterrupt, ProtocolError, ValueRefused) as late:
+            # The fault was found, or the signal came, before IPython had opened the cell or after it had closed it.
             error = error or late
             shell.showtraceback((type(late), late, late.__traceback__), exception_only=True)
         poison = ""
@@ -224,6 +105,82 @@ class Executor:
             poison = "the cell called exit()"
         self._output.is_running.clear()
         return m.Ended(_status(error), (time.perf_counter() - began) * 1000, poison)
+
+    # ── in ──
+
+    def _bring_in(self, execution_id: str, manifest: t.Manifest, parcel: framing.Buffer) -> None:
+        has_files = manifest.files_basis == self._workspace.basis
+        if has_files:
+            self._use_files()  # before values: they may be of classes of changed modules
+        else:
+            self._workspace.forget()
+        needed, kept = self._names.sort(manifest.offers)
+        done: list[t.BoundName] = []
+        if needed and len(parcel) and has_files:
+            done = self._names.bind(parcel, needed)
+        got = {bound.name for bound in done}
+        missing = [verdict for verdict in needed if verdict.name not in got]
+        if missing or not has_files:
+            done += self._wait(execution_id, missing, is_for_files=not has_files)
+        if done or kept:
+            self._output.send(t.Bound((*done, *kept)[:_BOUND]))
+        forced = {offer.name for offer in manifest.offers if offer.is_forced}
+        if lost := [bound.was for bound in done if bound.what == "missing" and bound.name in forced]:
+            raise ValueRefused("; ".join(lost)[:8000])
+
+    def _use_files(self) -> None:
+        changed, problems = self._workspace.take()
+        if problems:
+            raise ValueRefused("; ".join(problems)[:8000])
+        for line in self._modules.update(changed):
+            print(line, file=sys.stderr)
+
+    def _wait(self, execution_id: str, missing: list[t.BoundName], *, is_for_files: bool) -> list[t.BoundName]:
+        """Ask for what is missing, and take it."""
+        self._output.send(t.Want(tuple(verdict.name for verdict in missing), is_for_files, codec.VERSION))
+        while True:
+            message = self._inbox.next()
+            match message.body:
+                case t.FilePart():
+                    self._workspace.part(message.body, message.buffers[0])
+                case t.Supplied() if message.body.execution_id == execution_id:
+                    return self._take(message.body, message.buffers[0], missing)
+                case _:  # for a body that has been interrupted meanwhile
+                    self._inbox.drop_descriptors()
+
+    def _take(self, supplied: t.Supplied, inline: framing.Buffer, missing: list[t.BoundName]) -> list[t.BoundName]:
+        if supplied.problem:
+            raise ValueRefused(supplied.problem)
+        self._use_files()
+        descriptor = self._inbox.descriptor()
+        if descriptor is None:
+            return self._names.bind(inline, missing) if len(inline) else []
+        try:
+            # Private: the session may write to its arrays, the blob stays what it is.
+            data = mmap.mmap(descriptor, supplied.size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+        except (OSError, ValueError) as error:
+            raise ValueRefused(f"the values could not be mapped: {error}") from None
+        finally:
+            os.close(descriptor)
+        return self._names.bind(memoryview(data), missing)
+
+    # ── out ──
+
+    def _send_back(self, wants: Sequence[t.Wanted], peer: m.Peer) -> None:
+        shell = self._shell
+        packed, problems = self._names.returned(wants, peer, lambda text: shell.ev(text))  # type: ignore[no-untyped-call]
+        parcel = packed.parcel
+        told = tuple((name, text) for name, text in problems.items())
+        if parcel.size <= INLINE_BYTES:
+            self._output.send(t.Returned(parcel.digest(), parcel.size, told), (parcel.joined(),))
+            return
+        for piece in parcel.chunks(_PART_BYTES):
+            self._output.send(t.Part(), (b"".join(piece),))
+        self._output.send(t.Returned(parcel.digest(), parcel.size, told))
+
+
+_BOUND = 300  # names told of in one event: its head is bounded
+_EMPTY = t.read_manifest(b"")
 
 
 def _blank_lines(source: str) -> int:
@@ -243,7 +200,3 @@ def _status(error: BaseException | None) -> Any:
     if error is None:
         return "ok"
     return "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
-
-
-def _no_stdin(*_: object, **__: object) -> str:
-    raise StdinNotImplementedError("input() cannot ask from a remote cell: give the value in the cell's source")

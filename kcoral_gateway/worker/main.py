@@ -6,6 +6,7 @@ make faulthandler write where the main thread stands to a pipe of the host, also
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -15,16 +16,14 @@ import resource
 import signal
 import socket
 import sys
-from typing import assert_never
 
 from kcoral_gateway.worker.execute import Executor
+from kcoral_gateway.worker.inbox import HostGone, Inbox
 from kcoral_gateway.worker.interrupts import Interrupts
 from kcoral_gateway.worker.output import Output
-from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
 
 _PR_SET_PDEATHSIG = 1
-_READ_BYTES = 64 * 1024  # below malloc's mmap threshold: a larger buffer would be mapped anew at every read
 
 
 def main(channel_fd: int, fault_fd: int, limits: dict[str, int]) -> None:
@@ -42,24 +41,11 @@ def main(channel_fd: int, fault_fd: int, limits: dict[str, int]) -> None:
     sys.argv = [""]
     output = Output(channel, interrupts)
     output.install()
-    executor = Executor(output)
+    inbox = Inbox(channel, interrupts)
+    executor = Executor(output, inbox, interrupts)
     gc.collect()
     gc.freeze()  # what was imported stays: later collections need not walk it
     output.send(m.Ready(platform.python_version()))
-
-    splitter = framing.StreamSplitter()
-    decoder = framing.Decoder[m.ToWorker](m.ToWorker)
-    while data := channel.recv(_READ_BYTES):
-        for frame in splitter.feed(data):
-            message = decoder.decode(frame)
-            if message is None:
-                continue
-            match message.body:
-                case m.Run(place=place):
-                    source = bytes(message.buffers[0]).decode("utf-8", "replace")
-                    ended = executor.run(source, place, interrupts)
-                    output.send(ended)
-                case m.Shutdown():
-                    return
-                case _:
-                    assert_never(message.body)
+    with contextlib.suppress(HostGone):
+        while executor.serve(inbox.next()):
+            pass

@@ -11,22 +11,29 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import platform
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
+import msgspec
+
 from kcoral_magic import config
-from kcoral_magic.client.results import Collector, Output, Reconnected, Reconnecting, Result
+from kcoral_magic.client import exchange
+from kcoral_magic.client.blobs import Blobs
+from kcoral_magic.client.execution import AsyncExecution, Own, new_id
+from kcoral_magic.client.files import FileSet
+from kcoral_magic.client.results import Output, Progress, Reconnected, Reconnecting, Result
 from kcoral_magic.client.transport import Transport
-from kcoral_magic.errors import GatewayUnreachable, KCoralError, ProtocolError, RemoteError, UsageError, from_code
+from kcoral_magic.errors import GatewayUnreachable, KCoralError, ProtocolError, UsageError, ValueRefused, from_code
 from kcoral_magic.protocol import PRODUCT, framing
 from kcoral_magic.protocol import connection as c
 from kcoral_magic.protocol import messages as m
+from kcoral_magic.protocol import transfers as t
+from kcoral_magic.protocol.wire import is_session_name
 
 EVERYTHING = m.View()
 # What a notebook shows of a flood; %kcoral output fetches the rest.
@@ -36,21 +43,6 @@ _KEPT_FINISHED = 16
 
 
 Reply = TypeVar("Reply")
-
-
-def is_last(output: Output, *, is_own: bool) -> bool:
-    """Whether a reader has come to the end: of an own execution with ``Finished``, of a journal when caught up."""
-    body = output.body
-    return isinstance(body, m.CaughtUp) or (isinstance(body, m.Finished) and (is_own or output.number == 0))
-
-
-_process = secrets.token_hex(8)
-_serial = itertools.count(1)
-
-
-def new_id() -> str:
-    """An execution's id: unique, not secret. The kernel's random numbers cost a fifth of a trivial cell on some VMs."""
-    return f"{_process}-{os.getpid():x}-{next(_serial)}"
 
 
 class AsyncClient:
@@ -90,7 +82,8 @@ class AsyncClient:
         self._executions: dict[str, AsyncExecution] = {}
         self._requests: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
-        self._namespaces: dict[str, str] = {}  # session -> the namespace that its last execution ran in
+        self.blobs = Blobs(self._request, lambda: next(self._numbers))
+        self._beliefs: dict[str, exchange.Belief] = {}  # by session
         self._lost_s: float | None = None
         self._dead: KCoralError | None = None
 
@@ -159,7 +152,7 @@ class AsyncClient:
         Raises:
             UsageError: The name is malformed.
         """
-        if name and not m.is_session_name(name):
+        if name and not is_session_name(name):
             raise UsageError(f"a session's name is 1–64 of letters, digits, '.', '_' and '-', got {name!r}")
         return AsyncSession(self, m.SessionAsk(name, gpus))
 
@@ -178,12 +171,12 @@ class AsyncClient:
     async def restart(self, session: str = "", gpus: int | Literal["all"] | None = None) -> None:
         """Give a session a new, empty worker."""
         await self._ask(m.Done, m.Restart(next(self._numbers), m.SessionAsk(session, gpus)))
-        self._namespaces.pop(session, None)  # its state is gone because we said so
+        self.belief(session).forget()  # its state is gone because we said so
 
     async def close_session(self, session: str = "") -> None:
         """End a session."""
         await self._ask(m.Done, m.CloseSession(next(self._numbers), session))
-        self._namespaces.pop(session, None)
+        self.belief(session).forget()
 
     async def attach(
         self, execution_id: str, *, view: m.View = EVERYTHING, sink: Callable[[Output], None] | None = None
@@ -202,32 +195,43 @@ class AsyncClient:
         await self._send(self._connection.attach(execution_id, view))
         return execution
 
+    def belief(self, session: str) -> exchange.Belief:
+        """What a session is believed to have of this client's values and files."""
+        return self._beliefs.setdefault(session, exchange.Belief())
+
+    def where_is(self, name: str) -> str | None:
+        """The session that is known to have a name; empty for the client's own."""
+        return next((session for session, belief in self._beliefs.items() if name in belief.names), None)
+
     async def _ask(self, kind: type[Reply], body: Any) -> Reply:
+        message = await self._request(body)
+        if not isinstance(message.body, kind):
+            raise ProtocolError(f"a {kind.__name__} was due, got {type(message.body).__name__}")
+        return message.body
+
+    async def _request(self, body: Any, *buffers: framing.Buffer) -> c.Incoming:
         await self.connect()
         assert self._transport is not None
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[c.Incoming] = asyncio.get_running_loop().create_future()
         self._requests[body.request] = future
-        frames = framing.encode(body)
+        frames = framing.encode(body, buffers)
         self._transport.pending[body.request] = frames
         try:
             await self._transport.send(frames)
-            reply = await future
+            return await future
         finally:
             self._requests.pop(body.request, None)
             if self._transport is not None:
                 self._transport.pending.pop(body.request, None)
-        if not isinstance(reply, kind):
-            raise ProtocolError(f"a {kind.__name__} was due, got {type(reply).__name__}")
-        return reply
 
     async def _send(self, frames: list[bytes]) -> None:
         if self._transport is not None:
             await self._transport.send(frames)
 
-    async def _submit(self, execution: AsyncExecution, message: m.Execute, source: str) -> None:
+    async def _submit(self, execution: AsyncExecution, message: m.Execute, *buffers: bytes) -> None:
         await self.connect()
         self._drop_old()
-        frames = self._connection.execute(message, source.encode("utf-8", "surrogatepass"))
+        frames = self._connection.execute(message, *buffers)
         self._executions[execution.execution_id] = execution
         await self._send(frames)
 
@@ -245,12 +249,31 @@ class AsyncClient:
             self._transport.pending[execution_id] = frames
             await self._transport.send(frames)
 
+    async def drop(self, digest: str) -> None:
+        """A result has been fetched; if this is lost with the connection, time removes it."""
+        await self._send(framing.encode(t.Drop(digest)))
+
+    async def supply(self, message: t.Supply, parcel: framing.Buffer = b"", files: bytes = b"") -> None:
+        """What an execution waits for; sent again after a cut, until the execution goes on."""
+        await self._keep_sending(message.execution_id, framing.encode(message, (files, parcel)))
+
+    async def answer(self, execution_id: str, text: str | None) -> None:
+        """The line that an execution asked for; ``None`` if nobody can be asked."""
+        data = (text or "").encode("utf-8", "surrogatepass")
+        await self._keep_sending(execution_id, framing.encode(t.InputReply(execution_id, text is None), (data,)))
+
+    async def _keep_sending(self, execution_id: str, frames: list[bytes]) -> None:
+        if self._transport is not None:
+            self._transport.pending[execution_id, "reply"] = frames
+            await self._transport.send(frames)
+
     async def _consumed(self, execution_id: str, number: int, size: int) -> None:
         await self._send(self._connection.consumed(execution_id, number, size))
 
     def _forget(self, execution_id: str) -> None:
         if self._transport is not None:
             self._transport.pending.pop(execution_id, None)
+            self._transport.pending.pop((execution_id, "reply"), None)
 
     # ── what the transport tells ──
 
@@ -277,7 +300,7 @@ class AsyncClient:
             case _:
                 future = self._requests.get(body.request)
                 if future is not None and not future.done():
-                    future.set_result(body)
+                    future.set_result(message)
 
     def _on_problem(self, code: str, text: str, execution_id: str, request: int | None) -> None:
         if request is not None and (future := self._requests.get(request)) is not None and not future.done():
@@ -338,6 +361,13 @@ class AsyncSession:
         is_fresh: bool = False,
         execution_id: str | None = None,
         sink: Callable[[Output], None] | None = None,
+        send: Mapping[str, Any] | None = None,
+        offer: Mapping[str, Any] | None = None,
+        wants: Sequence[str | tuple[str, str]] = (),
+        files: FileSet | None = None,
+        cwd: str | None = None,
+        allows_input: bool = False,
+        out: exchange.Outgoing | None = None,
     ) -> AsyncExecution:
         """Send a body; its events can be read while it runs.
 
@@ -348,7 +378,34 @@ class AsyncSession:
             queue_timeout_s: Give up if no GPUs are free by then.
             is_fresh: Run in a new worker that is thrown away after.
             execution_id: A new id of the caller's making; sent twice, it runs once.
+            send: Values by name that the session takes in any case.
+            offer: Values that it takes if it lacks them, or has them from here and unchanged.
+            wants: Names whose values come back, or ``name=expression``.
+            files: What has changed of the files that the session was sent.
+            cwd: The folder below the workspace to run in.
+            allows_input: ``input()`` is answered, by ``AsyncClient.answer``.
+            out: ``exchange.outgoing`` of ``send`` and ``offer``, already made.
+
+        Raises:
+            UsageError: A name is none.
+            ValueRefused: A value of ``send`` cannot travel; the message names the part that cannot.
         """
+        client = self._client
+        belief = exchange.Belief() if is_fresh else client.belief(self.name)
+        wished = exchange.wanted(wants)
+        if out is None and (send or offer):
+            out = await asyncio.to_thread(exchange.outgoing, send or {}, offer or {})
+        if out is not None and (refused := [text for name, text in out.problems.items() if name in out.forced]):
+            raise ValueRefused("; ".join(refused))
+        with_body: tuple[bytes, ...] = ()
+        if out is not None or wished or files is not None or belief.files or cwd is not None:
+            basis = belief.basis
+            if files is not None and sink is not None:
+                files.progress = lambda done, size: sink(Output(0, Progress("sending files", done, size)))
+            changes = await files.bring(client.blobs, belief) if files is not None else ()
+            offers = belief.offers(out) if out is not None else ()
+            manifest = msgspec.msgpack.encode(t.Manifest(offers, wished, changes, basis, cwd))
+            with_body = (manifest, exchange.inline(belief, out) if out is not None else b"")
         message = m.Execute(
             execution_id or new_id(),
             self._ask,
@@ -357,10 +414,11 @@ class AsyncSession:
             timeout_s,
             queue_timeout_s,
             is_fresh,
-            "" if is_fresh else self._client._namespaces.get(self.name, ""),
+            belief.namespace,
+            m.Peer(exchange.PYTHON, client.target.is_trusted, allows_input),
         )
-        execution = AsyncExecution(self._client, message.execution_id, sink, session=self.name)
-        await self._client._submit(execution, message, source)
+        execution = AsyncExecution(client, message.execution_id, sink, Own(belief, out))
+        await client._submit(execution, message, source.encode("utf-8", "surrogatepass"), *with_body)
         return execution
 
     async def run(self, source: str, **options: Any) -> Result:
@@ -379,81 +437,6 @@ class AsyncSession:
     async def close(self) -> None:
         """End it."""
         await self._client.close_session(self.name)
-
-
-class AsyncExecution:
-    """One run of a body: an async iterator over its ``Output``s, which ends after ``Finished``."""
-
-    def __init__(
-        self,
-        client: AsyncClient,
-        execution_id: str,
-        sink: Callable[[Output], None] | None,
-        *,
-        session: str | None = None,
-    ) -> None:
-        self.execution_id = execution_id
-        self.session = session  # of an own execution
-        self.is_own = session is not None
-        self.is_finished = False
-        self._client = client
-        self._queue: asyncio.Queue[Output] = asyncio.Queue()
-        self._sink = sink or self._queue.put_nowait
-        self._collector = Collector(execution_id)
-        self._unacked_bytes = 0
-        self._is_told = False  # its ``Finished`` has come
-        self._is_read = False  # its reader has the last output
-
-    def deliver(self, output: Output) -> None:
-        """The client's: the next output has arrived."""
-        if isinstance(output.body, m.Finished):
-            if output.body.namespace and self.session is not None:
-                self._client._namespaces[self.session] = output.body.namespace
-            if self._is_told:
-                if output.number or self.is_finished:
-                    return
-                output = Output(0, m.CaughtUp(self.execution_id))  # nothing more can come of this journal
-            self._is_told = True
-            self._client._forget(self.execution_id)
-        self.is_finished = self.is_finished or is_last(output, is_own=self.is_own)
-        self._sink(output)
-
-    def redirect(self, sink: Callable[[Output], None]) -> None:
-        """Send further outputs elsewhere: those that come late, after ``Finished``."""
-        self._sink = sink
-
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        while not self._is_read:
-            output = await self._queue.get()
-            self._is_read = is_last(output, is_own=self.is_own)
-            self._collector.take(output)
-            self._unacked_bytes += output.size
-            if self._unacked_bytes >= _ACK_BYTES:
-                size, self._unacked_bytes = self._unacked_bytes, 0
-                await self._client._consumed(self.execution_id, output.number, size)
-            yield output
-
-    async def result(self) -> Result:
-        """Read to the end.
-
-        Raises:
-            Exception: What the body raised.
-            KCoralError: The system could not run it.
-        """
-        async for _ in self:
-            pass
-        error = self._collector.exception()
-        if isinstance(error, StopIteration | StopAsyncIteration):  # a coroutine may not raise these
-            named = RemoteError(type(error).__name__, str(error))
-            vars(named).update(vars(error))
-            raise named
-        if error is not None:
-            raise error
-        return self._collector.collected()
-
-    async def interrupt(self, *, kill: bool = False) -> None:
-        """One press of stop; with ``kill`` the end of the worker and its session's state."""
-        await self._client.interrupt(self.execution_id, kill=kill)
 
 
 __all__ = ["EVERYTHING", "NOTEBOOK", "AsyncClient", "AsyncExecution", "AsyncSession", "new_id"]

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kcoral_magic.errors import KCoralError, ProtocolError, RemoteError, from_code
+from kcoral_magic.errors import KCoralError, ProtocolError, RemoteError, ValueRefused, from_code
 from kcoral_magic.protocol import bundle, framing
 from kcoral_magic.protocol import messages as m
+from kcoral_magic.protocol import transfers as t
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, not by C code
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -33,11 +34,20 @@ class Reconnected:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """Values are on their way: ``done`` of ``size`` bytes."""
+
+    what: str
+    done: int
+    size: int
+
+
+@dataclass(frozen=True)
 class Output:
     """One event of an execution as its reader gets it. ``number`` is 0 for what the client itself has to say."""
 
     number: int
-    body: m.EventBody | m.Skip | m.CaughtUp | Reconnecting | Reconnected
+    body: m.EventBody | m.Skip | m.CaughtUp | Reconnecting | Reconnected | Progress
     buffers: Sequence[framing.Buffer] = ()
 
     @property
@@ -61,6 +71,8 @@ class Result:
         displays: The MIME bundles that were displayed, in order.
         skipped_bytes: Text that the view left out.
         elapsed_ms: Time in the worker.
+        values: The values that were wanted, by name.
+        problems: Why one of them is missing.
     """
 
     execution_id: str
@@ -71,6 +83,9 @@ class Result:
     notices: list[str] = field(default_factory=list)
     skipped_bytes: int = 0
     elapsed_ms: float = 0.0
+    values: dict[str, Any] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)  # of the values, the session's
 
     @property
     def text(self) -> str | None:
@@ -81,7 +96,8 @@ class Result:
 class Collector:
     """Gathers outputs into a ``Result``, and knows which exception it ends with."""
 
-    def __init__(self, execution_id: str) -> None:
+    def __init__(self, execution_id: str, *, takes_pickles: bool = False) -> None:
+        self._takes_pickles = takes_pickles
         self.result = Result(execution_id)
         self.finished: m.Finished | None = None
         self._error: tuple[m.Error, Sequence[framing.Buffer]] | None = None
@@ -104,6 +120,8 @@ class Collector:
             case m.Skip(stream_bytes=stream_bytes, lines=lines):
                 result.skipped_bytes += stream_bytes
                 self._gap = (self._gap[0] + stream_bytes, self._gap[1] + lines)
+            case t.Returned():
+                self._unpack_values(body, output.buffers)
             case m.Error():
                 self._error = (body, output.buffers)
             case m.Finished():
@@ -112,6 +130,27 @@ class Collector:
                 result.elapsed_ms = body.elapsed_ms
             case _:
                 pass
+
+    def _unpack_values(self, returned: t.Returned, buffers: Sequence[framing.Buffer]) -> None:
+        result = self.result
+        result.problems |= dict(returned.problems)
+        if not buffers:
+            return
+        from kcoral_magic.values import codec  # not before a value travels
+
+        try:
+            check_parcel(returned, buffers[0])
+            unpacked = codec.Unpacked(buffers[0], takes_pickles=self._takes_pickles)
+        except ValueRefused as error:
+            result.problems["results"] = str(error)
+            return
+        for entry, value in unpacked.values():
+            if isinstance(value, ValueRefused):
+                result.problems[entry.name] = str(value)
+            else:
+                result.values[entry.name] = value
+                result.digests[entry.name] = entry.digest
+                result.notices += [f"{entry.name}: {note}" for note in entry.notes]
 
     def collected(self) -> Result:
         """The result so far."""
@@ -127,7 +166,11 @@ class Collector:
         """What the execution raises here; ``None`` if it went well."""
         finished = self.finished
         if finished is None or finished.status == "ok":
-            return None
+            problems = self.result.problems
+            if finished is None or not problems:
+                return None
+            text = "; ".join(f"{name}: {why}" for name, why in problems.items())
+            return with_id(ValueRefused(f"not all values could come back: {text}"), self.result.execution_id)
         if finished.status == "failed":
             return with_id(from_code(finished.code, finished.message), self.result.execution_id)
         if self._error is None:
@@ -142,6 +185,18 @@ def _unpack(mimes: Sequence[str], buffers: Sequence[framing.Buffer]) -> dict[str
         return bundle.unpack(mimes, buffers)[0]
     except ProtocolError as error:  # what a worker calls JSON need not be any
         return {"text/plain": f"[a malformed display: {error}]"}
+
+
+def check_parcel(returned: t.Returned, data: framing.Buffer) -> None:
+    """Whether the bytes are those that were sent.
+
+    Raises:
+        ValueRefused: They were damaged on the way.
+    """
+    import xxhash
+
+    if returned.digest != f"xxh3-{xxhash.xxh3_128(data).hexdigest()}":
+        raise ValueRefused("the results were damaged on the way: run the cell again")
 
 
 def skipped_text(stream_bytes: int, lines: int) -> str:

@@ -14,13 +14,16 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
-from kcoral_magic.client.aio import EVERYTHING, AsyncClient, AsyncExecution, AsyncSession, is_last, new_id
-from kcoral_magic.client.results import Collector, Output, Result
+from kcoral_magic.client import exchange
+from kcoral_magic.client.aio import EVERYTHING, AsyncClient, AsyncSession
+from kcoral_magic.client.execution import ACK_BYTES, AsyncExecution, is_last, new_id
+from kcoral_magic.client.files import FileSet
+from kcoral_magic.client.results import Collector, Output, Progress, Result
 from kcoral_magic.protocol import messages as m
 
 T = TypeVar("T")
+_WAKE = Output(0, Progress("", 0, 0))  # the body could not be sent: look why
 _WAKE_S = 1.0  # a blocking wait on Windows cannot be interrupted; a bounded one can, between two rounds
-_ACK_BYTES = 256 * 1024
 
 
 class _Loop:
@@ -107,6 +110,10 @@ class Client:
         """As ``AsyncClient.interrupt``."""
         self._loop.call(self.aio.interrupt(execution_id, kill=kill))
 
+    def answer(self, execution_id: str, text: str | None) -> None:
+        """As ``AsyncClient.answer``."""
+        self._loop.call(self.aio.answer(execution_id, text))
+
     def attach(self, execution_id: str, *, view: m.View = EVERYTHING) -> Execution:
         """As ``AsyncClient.attach``."""
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
@@ -134,7 +141,9 @@ class Session:
         return self._session.name
 
     def execute(self, source: str, **options: Any) -> Execution:
-        """As ``AsyncSession.execute``."""
+        """As ``AsyncSession.execute``. Values are looked at in the caller's thread, which may not change them yet."""
+        if options.get("out") is None and (options.get("send") or options.get("offer")):
+            options["out"] = exchange.outgoing(options.pop("send", None) or {}, options.pop("offer", None) or {})
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         execution_id = new_id()
         sent = self._client._start(
@@ -142,7 +151,8 @@ class Session:
         )
         if not self._client.aio.is_connected:
             sent.result()  # what cannot connect says so here
-        return Execution(self._client, outputs, execution_id, sent, is_own=True)
+        sent.add_done_callback(lambda done: outputs.put(_WAKE) if done.cancelled() or done.exception() else None)
+        return Execution(self._client, outputs, execution_id, sent, is_own=True, files=options.get("files"))
 
     def run(self, source: str, **options: Any) -> Result:
         """As ``AsyncSession.run``."""
@@ -168,12 +178,14 @@ class Execution:
         sent: Future[AsyncExecution],
         *,
         is_own: bool,
+        files: FileSet | None = None,
     ) -> None:
+        self._files = files
         self.execution_id = execution_id
         self._client = client
         self._outputs = outputs
         self._sent = sent
-        self._collector = Collector(execution_id)
+        self._collector = Collector(execution_id, takes_pickles=client.aio.target.is_trusted)
         self._unacked_bytes = 0
         self._is_own = is_own
         self._is_read = False
@@ -193,6 +205,9 @@ class Execution:
             except KeyboardInterrupt:  # one press of Ctrl-C stops the remote body too
                 self.interrupt()
                 raise
+            if output is _WAKE:
+                self.check_sent()
+                continue
             self.take(output)
             yield output
 
@@ -208,6 +223,8 @@ class Execution:
 
     def check_sent(self) -> None:
         """Raise what kept the body from being sent, if anything did."""
+        if self._sent.cancelled():
+            raise KeyboardInterrupt("the cell was interrupted before it was sent")
         if self._sent.done():
             self._sent.result()
 
@@ -216,7 +233,7 @@ class Execution:
         self._collector.take(output)
         self._is_read = is_last(output, is_own=self._is_own)
         self._unacked_bytes += output.size
-        if self._unacked_bytes >= _ACK_BYTES:
+        if self._unacked_bytes >= ACK_BYTES:
             size, self._unacked_bytes = self._unacked_bytes, 0
             self._client._start(self.aio_consumed(output.number, size))
 
@@ -241,6 +258,15 @@ class Execution:
         """What ``result`` would raise, once it has been read to its end."""
         return self._collector.exception()
 
+    def answer(self, text: str | None) -> None:
+        """The line that the body asked for; ``None`` if nobody can be asked."""
+        self._client.answer(self.execution_id, text)
+
     def interrupt(self, *, kill: bool = False) -> None:
-        """As ``AsyncExecution.interrupt``."""
-        self._client.interrupt(self.execution_id, kill=kill)
+        """As ``AsyncExecution.interrupt``; files that are still on their way stop there."""
+        if self._files is not None and self._files.is_moving:
+            self._sent.cancel()
+        elif self._sent.done() and self._sent.exception() is None:
+            self._client._call(self._sent.result().interrupt(kill=kill))
+        else:
+            self._client.interrupt(self.execution_id, kill=kill)

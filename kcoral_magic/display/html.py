@@ -48,6 +48,28 @@ class Table:
         return f"<div><div><b>{escape(self.title)}</b></div>{table}{note}</div>"
 
 
+@dataclass(frozen=True)
+class Badge:
+    """A short statement of how things are from here on, with what to do about it."""
+
+    text: str
+    advice: str = ""
+    is_on: bool = True
+
+    def __repr__(self) -> str:
+        return f"kcoral: {self.text}" + (f" ({self.advice})" if self.advice else "")
+
+    def _repr_html_(self) -> str:
+        dot = "#2e9d5b" if self.is_on else "#8a8a8a"
+        advice = f' <span style="opacity:.65">{escape(self.advice)}</span>' if self.advice else ""
+        return f'<div><span style="color:{dot}">●</span> kcoral: {escape(self.text)}{advice}</div>'
+
+
+def note(text: str) -> str:
+    """A line of ours beside a cell's output: small, in the front end's own colours."""
+    return f'<div style="opacity:.65;font-size:85%">kcoral: {escape(text)}</div>'
+
+
 def size(count: float) -> str:
     """Bytes as people write them: ``588.9 kB``, ``1.2 GB``."""
     if count < 1000:

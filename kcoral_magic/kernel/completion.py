@@ -10,6 +10,8 @@ from typing import Any
 
 from IPython.core.completer import SimpleCompletion, context_matcher
 
+_SENDS = ("-i", "--in")
+_FETCHES = ("-o", "--out")
 _TAKES_SESSION = ("interrupt", "restart", "close")
 
 
@@ -21,7 +23,11 @@ class Completer:
         cell_options: Sequence[str],
         subcommands: Mapping[str, Sequence[str]],
         session_names: Callable[[], Sequence[str]],
+        here: Callable[[], Sequence[str]] = list,
+        there: Callable[[str], Sequence[str]] = lambda session: (),
     ) -> None:
+        self._here = here
+        self._there = there
         self._cell_options = cell_options
         self._subcommands = subcommands
         self._session_names = session_names
@@ -39,7 +45,16 @@ class Completer:
         """What the word at the end of ``line`` may become."""
         magic, *words = line.split()
         symbol = "" if line[-1:].isspace() or not words else words.pop()
+        if words[-1:] and words[-1] in (*_SENDS, *_FETCHES):
+            return self._names(words, symbol)
         return [text for text in self._offers(magic, words, symbol) if text.startswith(symbol)]
+
+    def _names(self, words: Sequence[str], symbol: str) -> list[str]:
+        """Names of the notebook after ``-i``, of the session after ``-o``; the word may hold several already."""
+        done, comma, start = symbol.rpartition(",")
+        session = words[words.index("--session") + 1] if "--session" in words[:-1] else ""
+        names = self._here() if words[-1] in _SENDS else self._there(session)
+        return [f"{done}{comma}{name}" for name in names if name.startswith(start)]
 
     def _offers(self, magic: str, done: list[str], symbol: str) -> Sequence[str]:
         if done[-1:] == ["--session"]:
@@ -47,7 +62,8 @@ class Completer:
         if done[-1:] == ["--gpus"]:
             return ["1", "2", "4", "8", "all"]
         if magic == "%%kcoral":
-            return [option for option in self._cell_options if option not in done]
+            repeatable = (*_SENDS, *_FETCHES)
+            return [option for option in self._cell_options if option not in done or option in repeatable]
         if not done:
             return list(self._subcommands)
         if done[0] in _TAKES_SESSION and not symbol.startswith("-"):

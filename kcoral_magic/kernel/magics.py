@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import time
 from collections.abc import Callable
-from typing import Any, Literal, NoReturn
+from pathlib import Path
+from typing import Any
 
 from IPython.core.error import UsageError as IPythonUsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
@@ -18,85 +18,15 @@ from kcoral_magic.client.sync import Client
 from kcoral_magic.display import html
 from kcoral_magic.errors import KCoralError, NotFoundError, UsageError
 from kcoral_magic.kernel import views
+from kcoral_magic.kernel.cells import Cells
 from kcoral_magic.kernel.completion import Completer
+from kcoral_magic.kernel.filing import Filing
+from kcoral_magic.kernel.mode import Mode, with_defaults
+from kcoral_magic.kernel.options import NAME, cell_parser, documentation, line_parsers, options_of, split
 from kcoral_magic.kernel.proxy import Proxy
-from kcoral_magic.kernel.relay import Relay
-from kcoral_magic.kernel.surface import surface_for
 from kcoral_magic.protocol import messages as m
 
-_NAME = "kcoral"
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse that raises IPython's UsageError and never exits."""
-
-    def error(self, message: str) -> NoReturn:
-        raise IPythonUsageError(f"{self.prog}: {message}\n{self.format_usage().strip()}")
-
-
-def _gpus(text: str) -> int | Literal["all"]:
-    if text == "all":
-        return "all"
-    if "," in text:
-        raise argparse.ArgumentTypeError(f"a count or 'all', got {text!r}: the gateway chooses which GPUs")
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"a count or 'all', got {text!r}")
-    return int(text)
-
-
-def _session(text: str) -> str:
-    if not m.is_session_name(text):
-        raise argparse.ArgumentTypeError(f"1–64 letters, digits, '.', '_' or '-', got {text!r}")
-    return text
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"seconds above 0, got {text!r}")
-    return value
-
-
-def _cell_parser() -> _Parser:
-    parser = _Parser("%%kcoral", add_help=False)
-    add = parser.add_argument
-    add("--gpus", type=_gpus, metavar="N|all", help="GPUs of the session, fixed by its first cell (default 1, or 0)")
-    add("--session", type=_session, metavar="NAME", help="a named session; it outlives the notebook")
-    add("--fresh", action="store_true", help="run in a new worker on the session's GPUs and throw it away")
-    add("--timeout", type=_seconds, metavar="S", help="interrupt after S seconds of running, kill 5 s later")
-    add("--queue-timeout", type=_seconds, metavar="S", help="give up after S seconds without GPUs")
-    add("--quiet", action="store_true", help="no waiting line")
-    return parser
-
-
-def _parsers() -> dict[str, _Parser]:
-    made: dict[str, _Parser] = {}
-
-    def parser(name: str, text: str) -> _Parser:
-        made[name] = _Parser(f"%kcoral {name}", description=text, add_help=False)
-        return made[name]
-
-    parser("status", "the gateway, its isolation, your sessions")
-    parser("gpus", "the gateway's GPUs")
-    parser("sessions", "your sessions")
-    output = parser("output", "the whole output of a cell, also of one that was cut or left")
-    output.add_argument("execution", nargs="?", default="", help="an execution's id; the last one by default")
-    interrupt = parser("interrupt", "stop what a session runs")
-    restart = parser("restart", "a new, empty worker")
-    restart.add_argument("--gpus", type=_gpus, metavar="N|all", help="on that many GPUs")
-    close = parser("close", "end a session")
-    for sub in (interrupt, restart, close):
-        sub.add_argument("session", nargs="?", type=_session, help="the notebook's own by default")
-    connect = parser("connect", "use the gateway at URL; without one, your own on this machine")
-    connect.add_argument("url", nargs="?", default="", help="wss://host:port")
-    connect.add_argument("--ca", metavar="FILE", help="certificate authority, PEM")
-    connect.add_argument("--token-file", metavar="FILE", help="a file with the token on one line")
-    connect.add_argument("--trust", action="store_true", help="let its HTML and JavaScript run here; remembered")
-    parser("disconnect", "leave; sessions stay")
-    return made
+_NEEDS_GATEWAY = frozenset("gpus sessions output interrupt restart close put get ls rm df sync".split())
 
 
 @magics_class
@@ -112,79 +42,73 @@ class KCoral(Magics):
     quiet_s = Float(2.0, help="Seconds before a waiting line appears.").tag(config=True)
     is_quiet = Bool(False, help="Never show a waiting line.").tag(config=True)
     head_bytes = Int(1024 * 1024, help="Text shown of a flood from its beginning, in bytes.").tag(config=True)
+    capture_bytes = Int(64 * 1024 * 1024, help="Most that a cell sends unasked, in bytes.").tag(config=True)
+    is_capturing = Bool(True, help="Send what a cell reads of the notebook's names.").tag(config=True)
+    is_syncing = Bool(True, help="Send the code that a cell imports.").tag(config=True)
+    sync_bytes = Int(100 * 1000 * 1000, help="Larger code is sent only when asked, in bytes.").tag(config=True)
     tail_bytes = Int(256 * 1024, help="Text shown of a flood from its end, in bytes.").tag(config=True)
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self.shell: Any = shell
         self.proxy = Proxy()
+        self.defaults: dict[str, Any] = {}
         self._target: config.Target | None = None
-        self._cell_parser = _cell_parser()
-        self._parsers = _parsers()
+        self._cell_parser = cell_parser()
+        self._parsers = line_parsers()
+        self.mode = Mode(self._cell_parser.parse_args)
+        self.cells = Cells(self)
+        self.filing = Filing(self)
         self._session_names: tuple[str, ...] = ()
         self.completer = Completer(
-            _options(self._cell_parser),
-            {name: _options(parser) for name, parser in self._parsers.items()},
+            options_of(self._cell_parser),
+            {name: options_of(parser) for name, parser in self._parsers.items()},
             lambda: self._session_names,
+            here=self._names_here,
+            there=self._names_there,
         )
 
-    @line_cell_magic(_NAME)  # type: ignore[arg-type]  # IPython annotates its decorators for plain functions
+    def _names_here(self) -> list[str]:
+        hidden = self.shell.user_ns_hidden
+        return [name for name in self.shell.user_ns if not name.startswith("_") and name not in hidden]
+
+    def _names_there(self, session: str) -> list[str]:
+        client = self.proxy.current
+        return [] if client is None else list(client.aio.belief(session).names)
+
+    @line_cell_magic(NAME)  # type: ignore[arg-type]  # IPython annotates its decorators for plain functions
     def kcoral(self, line: str, cell: str | None = None) -> Any:
         # The docstring is made from the parsers, below.
         try:
             if cell is None:
                 return self._command(line)
-            self._run(self._cell_parser.parse_args(_split(line)), cell)
+            options = with_defaults(self._cell_parser.parse_args(split(line)), self.defaults)
+            if self.mode.is_local:
+                self._run_here(cell)
+                return None
+            self.cells.run(options, cell)
+            if options.session and options.session not in self._session_names:
+                self._session_names = (*self._session_names, options.session)
         except UsageError as error:
             raise IPythonUsageError(str(error)) from None
         return None
 
-    # ── cells ──
-
-    def _run(self, options: argparse.Namespace, cell: str) -> None:
-        if not cell.strip():
-            raise UsageError("the cell is empty: write the code to run below the %%kcoral line")
-        name = options.session or ""
-        session = self.proxy.client(self.target).session(name, gpus=options.gpus)
-        surface = surface_for(self.shell)
-        relay = Relay(
-            surface,
-            prefix=f"kcoral-{self.proxy.id_of(name)}-",
-            is_trusted=self.target().is_trusted,
-            is_quiet=options.quiet or self.is_quiet,
-            quiet_s=self.quiet_s,
-        )
-        execution = session.execute(
-            cell,
-            # The hook knows the count in IPython 8 and 9 alike: 9 counts up before a cell runs, 8 after.
-            place=m.Place(self.shell.displayhook.prompt_count, self._first_line(cell)),
-            view=m.View(self.head_bytes, self.tail_bytes),
-            timeout_s=options.timeout,
-            queue_timeout_s=options.queue_timeout,
-            is_fresh=options.fresh,
-        )
-        if name and name not in self._session_names:
-            self._session_names = (*self._session_names, name)
-        self.proxy.run(execution, relay, surface)
-
-    def _first_line(self, cell: str) -> int:
-        """The line of the notebook's cell that the body's first line is; 1 for a body from elsewhere."""
-        history = self.shell.history_manager.input_hist_raw
-        lines = str(history[-1] if history else "").split("\n")
-        for number, text in enumerate(lines, 1):
-            if text.lstrip().startswith(f"%%{_NAME}"):
-                rest = "\n".join(lines[number:])
-                return number + 1 if rest.strip() == cell.strip() else 1
-        return 1
+    def _run_here(self, cell: str) -> None:
+        """A cell magic that was called by code: as a cell it would have been transformed."""
+        with self.mode.suspended():
+            self.shell.run_cell(cell).raise_error()
 
     # ── lines ──
 
     def _command(self, line: str) -> Any:
-        words = _split(line) or ["status"]
+        words = split(line) or ["status"]
         parser = self._parsers.get(words[0])
         if parser is None:
             raise UsageError(f"%kcoral knows {', '.join(self._parsers)}; got {words[0]!r}")
         options = parser.parse_args(words[1:])
+        if self.mode.is_local and words[0] in _NEEDS_GATEWAY:
+            print(f"kcoral: cells run here (local mode), so %kcoral {words[0]} has nothing to do")
+            return None
         command: Callable[[argparse.Namespace], Any] = getattr(self, f"_do_{words[0]}")
         return command(options)
 
@@ -272,40 +196,55 @@ class KCoral(Magics):
     def _do_disconnect(self, options: argparse.Namespace) -> None:
         self.proxy.leave()
 
+    # ── files ──
 
-def _split(line: str) -> list[str]:
-    try:
-        return shlex.split(line)
-    except ValueError as error:
-        raise UsageError(f"the line cannot be read: {error}") from None
+    def _do_put(self, options: argparse.Namespace) -> html.Table:
+        return self.filing.put(options.paths, options.to, self._session_of(options))
+
+    def _do_get(self, options: argparse.Namespace) -> html.Table:
+        return self.filing.get(options.paths, options.to, self._session_of(options))
+
+    def _do_ls(self, options: argparse.Namespace) -> html.Table:
+        return self.filing.ls(options.path, self._session_of(options))
+
+    def _do_rm(self, options: argparse.Namespace) -> html.Table:
+        return self.filing.rm(options.paths, self._session_of(options))
+
+    def _do_df(self, options: argparse.Namespace) -> html.Table:
+        return self.filing.df(self._session_of(options))
+
+    def _do_sync(self, options: argparse.Namespace) -> html.Table:
+        session = self._session_of(options)
+        return self.filing.sync(Path(options.folder), session, is_watched=options.watch, is_large=options.yes)
+
+    def _session_of(self, options: argparse.Namespace) -> str:
+        return str(options.session or self.defaults.get("session") or "")
+
+    # ── less typing ──
+
+    def _do_use(self, options: argparse.Namespace) -> html.Table:
+        if options.clear:
+            self.defaults.clear()
+        if options.local or options.remote:
+            self.mode.is_local = options.local
+        given = vars(options)
+        for name in set(given) - {"clear", "local", "remote"}:
+            if given[name] not in (None, False):
+                self.defaults[name] = given[name]
+        rows = tuple((f"--{name.replace('_', '-')}", str(value)) for name, value in sorted(self.defaults.items()))
+        where = "here, without a gateway" if self.mode.is_local else f"on {self.target().shown}"
+        return html.Table(f"kcoral: marked cells run {where}", ("option", "default") if rows else (), rows)
+
+    def _do_on(self, options: argparse.Namespace) -> html.Badge:
+        self.mode.is_on = True
+        return html.Badge(f"cells run on {self.target().shown}", "%%local keeps one here, %kcoral off ends it")
+
+    def _do_off(self, options: argparse.Namespace) -> html.Badge:
+        self.mode.is_on = False
+        return html.Badge("cells run here", "those marked %%kcoral do not", is_on=False)
 
 
-def _options(parser: argparse.ArgumentParser) -> list[str]:
-    return [option for action in parser._actions for option in action.option_strings]
-
-
-def _documentation() -> str:
-    lines = [
-        "Run a cell on a GPU machine as if it ran here.",
-        "",
-        "    %%kcoral [options]",
-        "    code, magics, !commands, top-level await",
-        "",
-        "Options of a cell:",
-        "",
-    ]
-    for action in _cell_parser()._actions:
-        name = " ".join((*action.option_strings, *([str(action.metavar)] if action.metavar else [])))
-        lines.append(f"    {name:<20} {action.help}")
-    lines += ["", "Lines (%kcoral alone shows the status):", ""]
-    for parser in _parsers().values():
-        usage = " ".join(parser.format_usage().split()[2:])
-        lines.append(f"    {'%kcoral ' + usage:<54} {parser.description}")
-    lines += ["", "Settings: %config KCoral. A token never stands on a line: store it with `kcoral-magic connect URL`."]
-    return "\n".join(lines)
-
-
-vars(KCoral)["kcoral"].__doc__ = _documentation()
+vars(KCoral)["kcoral"].__doc__ = documentation()
 
 _loaded: dict[int, KCoral] = {}
 
@@ -316,6 +255,8 @@ def load(shell: Any) -> None:
         return
     magics = KCoral(shell)
     shell.register_magics(magics)
+    shell.input_transformers_cleanup.insert(0, magics.mode.transform)
+    magics.cells.install()
     shell.Completer.custom_matchers.append(magics.completer.match)
     shell.showsyntaxerror = _syntax_error_shower(shell)
     _loaded[id(shell)] = magics
@@ -342,9 +283,12 @@ def unload(shell: Any) -> None:
     if magics is None:
         return
     magics.proxy.close()
+    magics.cells.uninstall()
+    if magics.mode.transform in shell.input_transformers_cleanup:
+        shell.input_transformers_cleanup.remove(magics.mode.transform)
     vars(shell).pop("showsyntaxerror", None)
     for kind in ("line", "cell"):
-        shell.magics_manager.magics[kind].pop(_NAME, None)
+        shell.magics_manager.magics[kind].pop(NAME, None)
     shell.magics_manager.registry.pop(type(magics).__name__, None)
     if magics in shell.configurables:
         shell.configurables.remove(magics)

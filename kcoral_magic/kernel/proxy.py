@@ -16,15 +16,19 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from logging import getLogger
+from typing import Any
 
-from kcoral_magic.client.results import Output
+from kcoral_magic.client.results import Output, Progress, Result
 from kcoral_magic.client.sync import Client, Execution
 from kcoral_magic.config import Target
 from kcoral_magic.errors import KCoralError
 from kcoral_magic.kernel.relay import Relay
 from kcoral_magic.kernel.surface import Surface
 from kcoral_magic.protocol import messages as m
+from kcoral_magic.protocol import transfers as t
 
+_log = getLogger(__name__)
 _LOOK_S = 1.0  # the longest wait between two looks at the clock
 _PATIENT_PRESSES = 2  # without a connection: the first is passed on when it is back, the next leaves the cell alone
 
@@ -49,6 +53,11 @@ class Proxy:
             self._client = Client(target=target(), client_id=self._client_id)
         return self._client
 
+    @property
+    def current(self) -> Client | None:
+        """The client, if there is one."""
+        return self._client
+
     def id_of(self, session: str) -> str:
         """What tells this kernel's sessions apart from others'."""
         return session or self._client_id[-12:]
@@ -71,22 +80,36 @@ class Proxy:
         execution: Execution,
         relay: Relay,
         surface: Surface,
-    ) -> None:
+    ) -> Result:
         """Wait for an execution and relay it.
 
         Raises:
             Exception: What the cell raised, or why it was lost.
         """
         self.last_execution_id = execution.execution_id
-        with _stop_button(lambda: execution.outputs.put(_PRESS)):
-            self._relay(execution, relay)
+        with StopButton(lambda: execution.outputs.put(_PRESS)) as button:
+            self._relay(execution, relay, surface, button)
         relay.finish()
         execution.on_late(lambda output: _late(surface, output))
         error = execution.exception()
         if error is not None:
             raise error
+        return execution.collected()
 
-    def _relay(self, execution: Execution, relay: Relay) -> None:
+    def _ask(self, execution: Execution, request: t.InputRequest, surface: Surface, button: StopButton) -> None:
+        """Have the person answer; the stop button is the front end's meanwhile."""
+        try:
+            with button.released():
+                text = surface.ask(request.prompt, is_password=request.is_password)
+        except KeyboardInterrupt:
+            execution.interrupt()
+            return
+        except Exception as error:  # noqa: BLE001 - a front end without stdin, or one that went away
+            _log.info("no answer", exc_info=error)
+            text = None
+        execution.answer(text)
+
+    def _relay(self, execution: Execution, relay: Relay, surface: Surface, button: StopButton) -> None:
         away_presses = 0
         while True:
             try:
@@ -103,6 +126,13 @@ class Proxy:
                     )
                 execution.interrupt(kill=relay.is_stuck)
                 continue
+            if isinstance(output.body, Progress):
+                execution.check_sent()
+                if not output.body.size:
+                    continue
+            if isinstance(output.body, t.InputRequest):
+                self._ask(execution, output.body, surface, button)
+                continue
             execution.take(output)
             relay.publish(output)
             if isinstance(output.body, m.Finished):
@@ -118,17 +148,31 @@ def _late(surface: Surface, output: Output) -> None:
         surface.stream_late(output.body.name, output.text)
 
 
-@contextlib.contextmanager
-def _stop_button(press: Callable[[], object]) -> Iterator[None]:
+class StopButton:
     """SIGINT calls ``press`` meanwhile. Off the main thread there is no SIGINT to catch."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    former = signal.signal(signal.SIGINT, lambda number, frame: press())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, former)
+
+    def __init__(self, press: Callable[[], object]) -> None:
+        self._press = press
+        self._former: Any = None
+        self._is_ours = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> StopButton:
+        if self._is_ours:
+            self._former = signal.signal(signal.SIGINT, lambda number, frame: self._press())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_ours:
+            signal.signal(signal.SIGINT, self._former)
+
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """Inside, SIGINT is as it was before."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
 
 
 def kernel_id() -> str:

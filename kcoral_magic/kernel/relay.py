@@ -7,15 +7,17 @@ everything else is the cell's own output and looks as if it had run here.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, assert_never
 
-from kcoral_magic.client.results import Output, Reconnected, Reconnecting, skipped_text
+from kcoral_magic.client.results import Output, Progress, Reconnected, Reconnecting, skipped_text
 from kcoral_magic.display import html, mime
 from kcoral_magic.display.terminal import Live, Plain, Screen
 from kcoral_magic.errors import ProtocolError
 from kcoral_magic.kernel.surface import Surface
 from kcoral_magic.protocol import bundle
 from kcoral_magic.protocol import messages as m
+from kcoral_magic.protocol import transfers as t
 
 
 class Relay:
@@ -29,7 +31,9 @@ class Relay:
         is_trusted: bool,
         is_quiet: bool = False,
         quiet_s: float = 2.0,
+        says: Callable[[tuple[t.BoundName, ...]], list[str]] | None = None,
     ) -> None:
+        self._says = says  # what was sent, kept or missing, in lines for people
         self._surface = surface
         self._prefix = prefix  # of display ids, so that two sessions' ids stay apart and later cells find them
         self._is_trusted = is_trusted
@@ -104,7 +108,11 @@ class Relay:
                 self.is_away = False
                 if not self._is_quiet:
                     self._surface.settle(f"[kcoral: the connection was away for {html.duration(lost_s)}]")
-            case m.CaughtUp():
+            case Progress(what=what, done=done, size=size):
+                self._wait(f"{what}: {html.size(done)} of {html.size(size)}", is_anew=True)
+            case t.Bound(names=names):
+                self._bound(names)
+            case m.CaughtUp() | t.Want() | t.Returned() | t.Names() | t.InputRequest():
                 pass
             case m.Error() | m.Finished():
                 self._output_begins()
@@ -119,9 +127,18 @@ class Relay:
         self._tell_skipped()
         self._surface.status("")
 
-    def _wait(self, text: str) -> None:
+    def _wait(self, text: str, *, is_anew: bool = False) -> None:
+        if is_anew and not self._waiting:  # values come after the output
+            self._began_s = time.monotonic()
         self._waiting = text
         self.tick()
+
+    def _bound(self, names: tuple[t.BoundName, ...]) -> None:
+        if self._is_quiet or self._says is None:
+            return
+        self._output_begins()
+        for line in self._says(names):
+            self._surface.note(line)
 
     def _placed(self, gpus: tuple[m.Gpu, ...]) -> None:
         self._gpus = gpus

@@ -7,9 +7,12 @@ messages are therefore sent directly, with the parent of the cell that asked. Wh
 
 from __future__ import annotations
 
+import getpass
 import secrets
 import sys
 from typing import Any, Protocol
+
+from kcoral_magic.display import html
 
 
 class Surface(Protocol):
@@ -35,6 +38,21 @@ class Surface(Protocol):
 
     def settle(self, text: str) -> None:
         """Leave ``text`` behind, in the live line's place if one is shown."""
+
+    def note(self, text: str) -> None:
+        """A line of ours beside the cell's output."""
+
+    def ask(self, prompt: str, *, is_password: bool) -> str:
+        """A line from the person.
+
+        Raises:
+            StdinNotImplementedError: Nobody can be asked.
+            KeyboardInterrupt: They pressed stop instead.
+        """
+
+    @property
+    def takes_input(self) -> bool:
+        """Whether somebody can be asked."""
 
     @property
     def renders_moves(self) -> bool:
@@ -127,6 +145,23 @@ class NotebookSurface:
         else:
             self.stream("stdout", f"\n{text}\n")
 
+    def note(self, text: str) -> None:
+        """Small and grey, below what was shown so far."""
+        self._has_output = True
+        bundle = {"text/plain": f"kcoral: {text}", "text/html": html.note(text)}
+        self._shell.display_pub.publish(bundle, {})
+
+    def ask(self, prompt: str, *, is_password: bool) -> str:
+        """As ``input()`` in a local cell."""
+        kernel = self._shell.kernel
+        self._has_output = True
+        return str(kernel.getpass(prompt) if is_password else kernel.raw_input(prompt))
+
+    @property
+    def takes_input(self) -> bool:
+        """What the front end said of this cell."""
+        return bool(getattr(self._shell.kernel, "_allow_stdin", False))
+
 
 def _is_top_level(shell: Any) -> bool:
     """Whether the whole cell is ours: only then may the status line be cleared with everything else."""
@@ -186,6 +221,20 @@ class TerminalSurface:
     def settle(self, text: str) -> None:
         """A line of its own."""
         self.stream("stdout", f"\n{text}\n")
+
+    def note(self, text: str) -> None:
+        """A line on stderr."""
+        self.stream("stderr", f"kcoral: {text}\n")
+
+    def ask(self, prompt: str, *, is_password: bool) -> str:
+        """As ``input()`` and ``getpass``."""
+        self.status("")
+        return getpass.getpass(prompt) if is_password else input(prompt)
+
+    @property
+    def takes_input(self) -> bool:
+        """Whether a person is there."""
+        return bool(sys.stdin is not None and sys.stdin.isatty())
 
 
 def surface_for(shell: Any) -> Surface:

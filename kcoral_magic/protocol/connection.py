@@ -24,6 +24,7 @@ import msgspec
 from kcoral_magic.errors import ProtocolError
 from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
+from kcoral_magic.protocol import transfers as t
 
 CREDIT_BYTES = 2 * 1024 * 1024  # two of the largest frames: one on the wire, one being read
 MAX_SOURCE_BYTES = 8 * 1024 * 1024  # of a body; values have their own messages
@@ -168,13 +169,13 @@ class ClientConnection:
                 frames += framing.encode(m.Attach(execution_id, track.last, track.view))
         return frames
 
-    def execute(self, message: m.Execute, source: bytes) -> list[bytes]:
+    def execute(self, message: m.Execute, *buffers: bytes) -> list[bytes]:
         """The frames that ask for a new execution; kept for resending until its first event.
 
         Without an open websocket there are none: ``opened`` gives them to the next gateway, whichever it is.
         """
-        frames = framing.encode(message, (source,))
-        self._tracks[message.execution_id] = _Track((message, (source,)), message.view, self._instance)
+        frames = framing.encode(message, buffers)
+        self._tracks[message.execution_id] = _Track((message, buffers), message.view, self._instance)
         return frames if self._instance is not None else []
 
     def attach(self, execution_id: str, view: m.View) -> list[bytes]:
@@ -307,14 +308,18 @@ class GatewayConnection:
             return None
         match message.body:
             case m.Execute(execution_id=execution_id, view=view):
-                if len(message.buffers) != 1:
-                    raise ProtocolError(f"an Execute has one buffer, the source; got {len(message.buffers)}")
+                if not 1 <= len(message.buffers) <= 3:
+                    raise ProtocolError(f"an Execute has 1 to 3 buffers, got {len(message.buffers)}")
                 self.readers.setdefault(execution_id, Reader(view))
             case m.Attach(execution_id=execution_id, after=after, view=view):
                 self.drop(execution_id)
                 self.readers[execution_id] = Reader(view, after + 1, self._sent.get(execution_id, 0))
             case m.Detach(execution_id=execution_id):
                 self.drop(execution_id)
+            case t.Supply() if len(message.buffers) != 2:
+                raise ProtocolError(f"a Supply has 2 buffers, got {len(message.buffers)}")
+            case t.InputReply() | t.Chunk() if len(message.buffers) != 1:
+                raise ProtocolError(f"a {type(message.body).__name__} has 1 buffer, got {len(message.buffers)}")
             case m.Ack(execution_id=execution_id, number=number):
                 reader = self.readers.get(execution_id)
                 if reader is not None:  # an Ack may cross our own end of reading

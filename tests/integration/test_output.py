@@ -160,7 +160,7 @@ def test_clear_output_arrives_in_its_place(session: Session) -> None:
         session, "from IPython.display import clear_output\nprint('a')\nclear_output(wait=True)\nprint('b')"
     )
     kinds = [type(output.body).__name__ for output in outputs]
-    assert kinds == ["Stream", "ClearOutput", "Stream", "Finished"]
+    assert [kind for kind in kinds if kind != "Names"] == ["Stream", "ClearOutput", "Stream", "Finished"]
 
 
 def test_what_a_thread_prints_after_its_cell_is_late_and_not_lost(client: Client, session: Session) -> None:
@@ -211,5 +211,5 @@ def test_multiprocessing_and_threads_do_what_they_do_locally(session: Session) -
 
 
 def test_input_says_that_it_cannot_ask(session: Session) -> None:
-    with pytest.raises(Exception, match="cannot ask"):
+    with pytest.raises(Exception, match="takes no input"):
         session.run("input('name? ')")

@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
-from kcoral_magic.client.aio import AsyncClient, AsyncExecution, is_last
+from kcoral_magic.client.aio import AsyncClient
+from kcoral_magic.client.exchange import Belief
+from kcoral_magic.client.execution import AsyncExecution, Own, is_last
 from kcoral_magic.client.results import Output
 from kcoral_magic.config import Target
 from kcoral_magic.protocol import framing
@@ -19,7 +21,7 @@ def client() -> AsyncClient:
 
 @pytest.mark.parametrize("name", ["ValueError", "StopIteration", "StopAsyncIteration"])
 async def test_whatever_a_body_raises_shows_its_remote_traceback(name: str) -> None:
-    execution = AsyncExecution(client(), "execution-1", None, session="")
+    execution = AsyncExecution(client(), "execution-1", None, Own(Belief()))
     execution.deliver(Output(1, m.Error(name, "builtins", name), (b"why", b"line 1\nline 2", b'["why"]')))
     execution.deliver(Output(2, m.Finished("error")))
     with pytest.raises(Exception, match="why") as caught:

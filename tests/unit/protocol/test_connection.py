@@ -665,9 +665,9 @@ def test_a_message_before_the_hello_is_a_protocol_error() -> None:
         receive(c.GatewayConnection(), m.Ping())
 
 
-@pytest.mark.parametrize("buffers", [(), (b"1", b"2")])
-def test_a_body_is_one_buffer(buffers: tuple[bytes, ...]) -> None:
-    with pytest.raises(ProtocolError, match="one buffer"):
+@pytest.mark.parametrize("buffers", [(), (b"1", b"2", b"3", b"4")])
+def test_a_body_has_source_manifest_and_parcel_at_most(buffers: tuple[bytes, ...]) -> None:
+    with pytest.raises(ProtocolError, match="1 to 3 buffers"):
         receive(opened_gateway(), execute(), *buffers)
 
 

@@ -14,8 +14,9 @@ import msgspec
 import pytest
 
 from kcoral_magic.errors import ProtocolError
-from kcoral_magic.protocol import connection, framing
+from kcoral_magic.protocol import connection, framing, wire
 from kcoral_magic.protocol import messages as m
+from kcoral_magic.protocol import transfers as t
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "messages.json").read_text("utf-8"))
 UNIONS = {
@@ -27,6 +28,7 @@ UNIONS = {
     "FromWorker": m.FromWorker,
 }
 MESSAGES: list[dict[str, Any]] = VECTORS["messages"]
+MANIFESTS: list[dict[str, Any]] = VECTORS["manifests"]
 HANDSHAKES: list[dict[str, Any]] = VECTORS["handshake"]
 WIRE_ID = "3f9a0c77e1d24b6a8c05d1ee"
 
@@ -95,11 +97,27 @@ def test_every_event_body_has_a_vector(carrier: str) -> None:
 
 
 def test_every_struct_is_in_some_vector() -> None:
-    declared = {value for value in vars(m).values() if isinstance(value, type) and issubclass(value, msgspec.Struct)}
+    every = {**vars(m), **vars(t)}.values()
+    declared = {value for value in every if isinstance(value, type) and issubclass(value, msgspec.Struct)}
     seen = {getattr(m, vector["name"]) for vector in HANDSHAKES}
     for vector in MESSAGES:
         seen |= structs_in(msgspec.convert(vector["message"], UNIONS[vector["direction"]]))
-    assert {struct.__name__ for struct in declared - seen} == {"_Wire"}
+    for vector in MANIFESTS:
+        seen |= structs_in(msgspec.convert(vector["message"], t.Manifest))
+    assert {struct.__name__ for struct in declared - seen} == {"Wire"}
+
+
+@pytest.mark.parametrize("vector", MANIFESTS, ids=lambda v: v["name"])
+def test_a_manifest_is_read_as_its_vector_says(vector: dict[str, Any]) -> None:
+    assert t.read_manifest(bytes.fromhex(vector["buffer"])) == msgspec.convert(vector["message"], t.Manifest)
+    assert msgspec.msgpack.encode(msgspec.convert(vector["message"], t.Manifest)).hex() == vector["buffer"]
+
+
+def test_a_manifest_that_is_none_is_refused_and_an_empty_buffer_is_an_empty_one() -> None:
+    assert t.read_manifest(b"") == t.Manifest()
+    for buffer in (b"\xff", b"\x90", msgspec.msgpack.encode(["Manifest", [], [], [], "", None, 1])):
+        with pytest.raises(ProtocolError, match="manifest"):
+            t.read_manifest(buffer)
 
 
 # ── Strictness ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -236,7 +254,7 @@ def test_values_at_the_edge_of_their_range_are_taken(message: list[object]) -> N
     ],
 )
 def test_what_a_person_may_call_a_session(name: str, is_one: bool) -> None:
-    assert m.is_session_name(name) is is_one
+    assert wire.is_session_name(name) is is_one
 
 
 # ── The handshake ───────────────────────────────────────────────────────────────────────────────────────────────────

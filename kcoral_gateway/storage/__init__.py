@@ -1,0 +1,1 @@
+"""What the gateway keeps of principals: files, and values on their way."""

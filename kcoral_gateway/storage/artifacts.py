@@ -1,0 +1,204 @@
+"""Blobs: bytes under their digest, one folder for each principal, so that nobody ever meets another's.
+
+Two kinds. ``sha256-…`` is a file: it stays in the cache until the principal's limit asks for room (least recently used
+first). ``xxh3-…`` is a parcel of values on its way between a client and a worker: it goes when it has been delivered,
+or after ``TRANSIT_S``. A blob grows from its beginning; what has arrived before a cut is not sent again. Its digest is
+checked when it is whole, and one that does not match is thrown away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from kcoral_magic.errors import CapacityExceeded, NotFoundError, ProtocolError, ValueRefused
+
+TRANSIT_S = 3600.0  # as long as a client may be away
+PART = ".part"
+_READ_BYTES = 1024 * 1024
+
+
+def hasher(digest: str) -> Any:
+    """What computes a digest of this kind."""
+    return hashlib.sha256() if digest.startswith("sha256-") else xxhash.xxh3_128()
+
+
+class Artifacts:
+    """All blobs of a gateway."""
+
+    def __init__(self, root: Path, *, limit_bytes: int) -> None:
+        self._root = root
+        self._limit_bytes = limit_bytes
+        self._hashers: dict[Path, tuple[int, Any]] = {}  # of blobs that grow: how far, and the digest so far
+        self._sizes: dict[Path, int] = {}  # bytes of each principal's folder, partial blobs included
+
+    def folder(self, principal: str) -> Path:
+        """Where a principal's blobs are; a principal's name may hold what a file name may not."""
+        folder = self._root / hashlib.sha256(principal.encode()).hexdigest()[:16]
+        if folder not in self._sizes:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._sizes[folder] = sum(path.stat().st_size for path in folder.iterdir())
+        return folder
+
+    def held(self, principal: str, digest: str, size: int) -> int:
+        """How many bytes of a blob are here, from its beginning on. Whole ones count as used now."""
+        path = self.folder(principal) / digest
+        try:
+            found = path.stat().st_size
+            if found == size:
+                os.utime(path)
+                return size
+        except FileNotFoundError:
+            pass
+        try:
+            return min(path.with_name(digest + PART).stat().st_size, size)
+        except FileNotFoundError:
+            return 0
+
+    def append(self, principal: str, digest: str, size: int, offset: int, data: memoryview) -> int:
+        """Add the bytes from ``offset`` on; how many are here then. A repeat changes nothing.
+
+        Raises:
+            CapacityExceeded: The principal's limit leaves no room.
+            ValueRefused: The blob is whole, and its bytes are others than its digest says.
+            ProtocolError: It leaves a gap, or goes beyond the size.
+        """
+        folder = self.folder(principal)
+        here = self.held(principal, digest, size)
+        if len(data) and offset + len(data) <= here:
+            return here
+        if offset != here or offset + len(data) > size:
+            raise ProtocolError(f"byte {here} of {size} of a blob was due, got {len(data)} bytes from {offset} on")
+        part = folder / (digest + PART)
+        self._make_room(folder, len(data), part)
+        try:
+            with open(part, "ab") as file:
+                file.write(data)
+        except OSError as error:
+            self._remove(folder, part)
+            raise CapacityExceeded(f"the gateway cannot store it: {error.strerror}") from None
+        self._sizes[folder] += len(data)
+        self._hash(part, here, data)
+        here += len(data)
+        if here == size:
+            self._complete(folder, digest, part)
+        return here
+
+    def _hash(self, part: Path, before: int, data: memoryview) -> None:
+        known = self._hashers.get(part)
+        if known is None or known[0] != before:  # begun by a former gateway
+            computed, left = hasher(part.name), before
+            with open(part, "rb") as file:
+                while left and (piece := file.read(min(left, _READ_BYTES))):
+                    computed.update(piece)
+                    left -= len(piece)
+        else:
+            computed = known[1]
+        computed.update(data)
+        self._hashers[part] = (before + len(data), computed)
+
+    def _complete(self, folder: Path, digest: str, part: Path) -> None:
+        _, computed = self._hashers.pop(part)
+        if computed.hexdigest() != digest.partition("-")[2]:
+            self._remove(folder, part)
+            raise ValueRefused("the bytes that came are not those of their digest: they were damaged on the way")
+        os.replace(part, folder / digest)
+
+    def take_in(self, principal: str, digest: str, size: int) -> None:
+        """A blob that a worker host has put into the folder: count it.
+
+        Raises:
+            CapacityExceeded: The principal's limit leaves no room; it is gone again.
+        """
+        folder = self.folder(principal)
+        path = folder / digest
+        try:
+            self._make_room(folder, size, path)
+        except CapacityExceeded:
+            path.unlink(missing_ok=True)
+            raise
+        self._sizes[folder] += size
+
+    def path(self, principal: str, digest: str) -> Path:
+        """A whole blob.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+        path = self.folder(principal) / digest
+        if not path.exists():
+            raise NotFoundError(f"the gateway holds no {digest[:20]}…: it was removed meanwhile, send it again")
+        return path
+
+    def read(self, principal: str, digest: str, offset: int, length: int) -> bytes:
+        """Bytes of a whole blob.
+
+        Raises:
+            NotFoundError: There is none, or it has no such bytes.
+        """
+        descriptor = os.open(self.path(principal, digest), os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            data = os.pread(descriptor, length, offset)
+        finally:
+            os.close(descriptor)
+        if len(data) != length:
+            raise NotFoundError(f"{length} bytes from {offset} on were asked for, the blob is shorter")
+        return data
+
+    def drop(self, principal: str, digest: str) -> None:
+        """A parcel was delivered. Files stay: the cache decides."""
+        if digest.startswith("xxh3-"):
+            folder = self.folder(principal)
+            self._remove(folder, folder / digest)
+
+    def _remove(self, folder: Path, path: Path) -> None:
+        try:
+            size = path.stat().st_size
+            path.unlink()
+        except FileNotFoundError:
+            return
+        self._sizes[folder] -= size
+        self._hashers.pop(path, None)
+
+    def _make_room(self, folder: Path, wanted: int, keep: Path) -> None:
+        if self._sizes[folder] + wanted <= self._limit_bytes:
+            return
+        files = [path for path in folder.iterdir() if path.name.startswith("sha256-") and path != keep]
+        for path in sorted(files, key=_used_s):
+            self._remove(folder, path)
+            if self._sizes[folder] + wanted <= self._limit_bytes:
+                return
+        raise CapacityExceeded(
+            f"your files and values on this gateway may take {self._limit_bytes / 2**30:.1f} GiB, "
+            f"{self._sizes[folder] / 2**30:.1f} GiB are in use: fetch or drop results, or send less at once"
+        )
+
+    def prune(self, now: float, live: Collection[str] = ()) -> None:
+        """Remove parcels and halves that nobody has asked for in a while; ``live`` digests stay."""
+        for folder in self._root.glob("*"):
+            for path in folder.glob("*"):
+                is_transit = path.name.startswith("xxh3-") or path.name.endswith(PART)
+                if is_transit and path.name not in live and now - _used_s(path) > TRANSIT_S:
+                    self.folder_of(folder)
+                    self._remove(folder, path)
+
+    def folder_of(self, folder: Path) -> None:
+        """Count a folder that a former gateway left."""
+        self._sizes.setdefault(folder, sum(path.stat().st_size for path in folder.iterdir()))
+
+    def usage(self, principal: str) -> tuple[int, int]:
+        """Bytes in use, and the limit."""
+        return self._sizes[self.folder(principal)], self._limit_bytes
+
+
+def _used_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return time.time()

@@ -1,0 +1,223 @@
+"""One run of a body as its client sees it: the outputs in order, and the values that go in and come out beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kcoral_magic.client import exchange
+from kcoral_magic.client.blobs import PIECE_BYTES, room
+from kcoral_magic.client.results import Collector, Output, Progress, Result
+from kcoral_magic.errors import KCoralError, RemoteError
+from kcoral_magic.protocol import connection as c
+from kcoral_magic.protocol import messages as m
+from kcoral_magic.protocol import transfers as t
+
+if TYPE_CHECKING:
+    from kcoral_magic.client.aio import AsyncClient
+
+ACK_BYTES = c.CREDIT_BYTES // 8
+_INLINE_BYTES = 512 * 1024  # a larger parcel becomes a blob, which a cut does not send again
+_PROGRESS_S = 0.25
+
+
+def is_last(output: Output, *, is_own: bool) -> bool:
+    """Whether a reader has come to the end: of an own execution with ``Finished``, of a journal when caught up."""
+    body = output.body
+    return isinstance(body, m.CaughtUp) or (isinstance(body, m.Finished) and (is_own or output.number == 0))
+
+
+_process = secrets.token_hex(8)
+_serial = itertools.count(1)
+
+
+def new_id() -> str:
+    """An execution's id: unique, not secret. The kernel's random numbers cost a fifth of a trivial cell on some VMs."""
+    return f"{_process}-{os.getpid():x}-{next(_serial)}"
+
+
+@dataclass
+class Own:
+    """What an execution of this client has beside its outputs: its session's belief, and its values."""
+
+    belief: exchange.Belief
+    out: exchange.Outgoing | None = None
+
+
+class AsyncExecution:
+    """One run of a body: an async iterator over its ``Output``s, which ends after ``Finished``."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        execution_id: str,
+        sink: Callable[[Output], None] | None,
+        own: Own | None = None,
+    ) -> None:
+        self.execution_id = execution_id
+        self.is_own = own is not None
+        self.is_finished = False
+        self._own = own
+        self._client = client
+        self._queue: asyncio.Queue[Output] = asyncio.Queue()
+        self._sink = sink or self._queue.put_nowait
+        self._collector = Collector(execution_id, takes_pickles=client.target.is_trusted)
+        self._unacked_bytes = 0
+        self._is_told = False  # its ``Finished`` has come
+        self._is_read = False  # its reader has the last output
+        self._transfer: asyncio.Task[None] | None = None  # of values, in either direction
+        self._held: list[Output] | None = None  # what waits behind values that are on their way
+        self._progressed_s = 0.0
+
+    def deliver(self, output: Output) -> None:
+        """The client's: the next output has arrived."""
+        if self._held is not None and not self._is_lost(output):
+            self._held.append(output)
+            return
+        body = output.body
+        match body:
+            case t.Want() if self._own is not None:
+                self._transfer = asyncio.create_task(self._supply(body, self._own))
+            case t.Bound() if self._own is not None and self._own.out is not None:
+                self._own.belief.bound(self._own.out, body.names)
+            case t.Names() if self._own is not None:
+                self._own.belief.names = body.names
+            case t.Returned() if not output.buffers and body.size and self.is_own:
+                self._held = []
+                self._transfer = asyncio.create_task(self._fetch(output, body))
+                return
+            case m.Finished():
+                self._finish(output, body)
+                return
+        self._pass_on(output)
+
+    def _is_lost(self, output: Output) -> bool:
+        """The client has given the execution up: nothing is waited for any more."""
+        return isinstance(output.body, m.Finished) and output.number == 0
+
+    def _finish(self, output: Output, body: m.Finished) -> None:
+        if self._own is not None:
+            self._own.belief.moved_to(body.namespace)
+        if self._transfer is not None:
+            self._transfer.cancel()
+        self._held = None
+        if self._is_told:
+            if output.number or self.is_finished:
+                return
+            output = Output(0, m.CaughtUp(self.execution_id))  # nothing more can come of this journal
+        self._is_told = True
+        self._client._forget(self.execution_id)
+        self._pass_on(output)
+
+    def _pass_on(self, output: Output) -> None:
+        self.is_finished = self.is_finished or is_last(output, is_own=self.is_own)
+        self._sink(output)
+
+    # ── values ──
+
+    async def _supply(self, want: t.Want, own: Own) -> None:
+        """Send what the session wants; or say why not, so that it does not wait."""
+        files = b""
+        if want.files:
+            own.belief.forget_names()
+            files = exchange.all_files(own.belief)
+        own.belief.python = want.python
+        try:
+            packed = await asyncio.to_thread(exchange.packed, own.out, want.names, want.python)
+            parcel = packed.parcel
+            if parcel.size <= _INLINE_BYTES:
+                await self._client.supply(t.Supply(self.execution_id), parcel.joined() if want.names else b"", files)
+                return
+            digest = await asyncio.to_thread(parcel.digest)
+            await self._client.blobs.upload(
+                digest, parcel.size, lambda start: parcel.chunks(PIECE_BYTES, start),
+                lambda done: self._tell("sending values", done, parcel.size),
+            )  # fmt: skip
+            await self._client.supply(t.Supply(self.execution_id, digest, parcel.size), b"", files)
+        except KCoralError as error:
+            with contextlib.suppress(KCoralError):
+                await self._client.supply(t.Supply(self.execution_id, problem=str(error)[:4000]))
+
+    async def _fetch(self, output: Output, returned: t.Returned) -> None:
+        """Get the results, then let pass what came behind them."""
+        try:
+            memory = room(returned.size)
+            at = 0
+
+            def take(data: memoryview) -> None:
+                nonlocal at
+                memory[at : at + data.nbytes] = data
+                at += data.nbytes
+
+            await self._client.blobs.fetch(
+                returned.digest, returned.size, take, lambda done: self._tell("fetching results", done, returned.size)
+            )
+            await self._client.drop(returned.digest)
+            output = Output(output.number, returned, (memory,))
+        except KCoralError as error:
+            output = Output(output.number, t.Returned(returned.digest, 0, (("results", str(error)[:4000]),)))
+        finally:
+            held, self._held = self._held or [], None
+        self._sink(output)
+        for later in held:
+            self.deliver(later)
+
+    def _tell(self, what: str, done: int, size: int) -> None:
+        now = time.monotonic()
+        if now - self._progressed_s >= _PROGRESS_S or done == size:
+            self._progressed_s = now
+            self._sink(Output(0, Progress(what, done, size)))
+
+    # ── reading ──
+
+    def redirect(self, sink: Callable[[Output], None]) -> None:
+        """Send further outputs elsewhere: those that come late, after ``Finished``."""
+        self._sink = sink
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        while not self._is_read:
+            output = await self._queue.get()
+            self._is_read = is_last(output, is_own=self.is_own)
+            self._collector.take(output)
+            self._unacked_bytes += output.size
+            if self._unacked_bytes >= ACK_BYTES:
+                size, self._unacked_bytes = self._unacked_bytes, 0
+                await self._client._consumed(self.execution_id, output.number, size)
+            yield output
+
+    async def result(self) -> Result:
+        """Read to the end.
+
+        Raises:
+            Exception: What the body raised.
+            KCoralError: The system could not run it, or a value that was wanted could not come.
+        """
+        async for _ in self:
+            pass
+        error = self._collector.exception()
+        if isinstance(error, StopIteration | StopAsyncIteration):  # a coroutine may not raise these
+            named = RemoteError(type(error).__name__, str(error))
+            vars(named).update(vars(error))
+            raise named
+        if error is not None:
+            raise error
+        return self._collector.collected()
+
+    async def interrupt(self, *, kill: bool = False) -> None:
+        """One press of stop; with ``kill`` the end of the worker and its session's state."""
+        if self._held is not None and self._transfer is not None:  # it has run; what is going on is here
+            self._transfer.cancel()
+            self._is_told = True
+            self._held = None
+            self._pass_on(Output(0, m.Finished("interrupted")))
+            return
+        if self._transfer is not None:
+            self._transfer.cancel()
+        await self._client.interrupt(self.execution_id, kill=kill)

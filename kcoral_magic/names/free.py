@@ -1,0 +1,462 @@
+"""The names that a cell reads before it has assigned them, and the modules that it imports.
+
+Statements are walked in the order Python runs them. A name counts as assigned only where every path has assigned it:
+after both branches of an ``if``, never after a loop's body. A function's body counts where the function is first used,
+since it reads what is there by then; a lambda's, which is mostly passed on at once, where it stands. Too many names
+cost a look at a value; one too few would be a NameError far away.
+
+The source is Python, as IPython's transformer makes it of a cell: magics and ``!commands`` are calls by then, and the
+names in their lines count too.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+# Line and cell magics whose argument or body is Python, run in the namespace of the cell.
+_CODE_MAGICS = frozenset(("time", "timeit", "prun", "capture", "memit", "mprun", "lprun", "debug"))
+_RUNS = {"run_line_magic": "line", "run_cell_magic": "cell", "system": "shell", "getoutput": "shell", "magic": "line"}
+# IPython's interpolation: $name, $$ for a dollar, {expression} with {{ for a brace.
+_DOLLAR = re.compile(r"(?<!\$)\$(\w+)")
+_BRACES = re.compile(r"(?<!\{)\{([^{}]+)\}(?!\})")
+_OPTION = re.compile(r"^(\s*-\w+(\s+\d+)?)+\s+")
+
+
+@dataclass
+class CellNames:
+    """What a cell does with names.
+
+    Attributes:
+        reads: Read before assigned, in the order first met.
+        assigns: Bound at the top level on some path.
+        imports: Modules imported anywhere in the cell, dotted; relative ones are left out.
+    """
+
+    reads: list[str] = field(default_factory=list)
+    assigns: set[str] = field(default_factory=set)
+    imports: list[str] = field(default_factory=list)
+
+
+def cell_names(source: str) -> CellNames:
+    """The names of a cell; nothing at all for one that is no Python (the worker says what is wrong with it)."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return CellNames()
+    walker = _Walker()
+    try:
+        walker.block(tree.body)
+        walker.end()
+    except RecursionError:  # a body nested a thousand deep: what was found so far counts
+        pass
+    return CellNames(list(walker.reads), walker.ever, list(walker.imports))
+
+
+class _Walker:
+    """Walks the top level of a cell, or of a body that runs in it."""
+
+    def __init__(self) -> None:
+        self.reads: dict[str, None] = {}
+        self.imports: dict[str, None] = {}
+        self.ever: set[str] = set()
+        self.bound: set[str] = set()  # on every path to here
+        self.deferred: dict[str, list[set[str]]] = {}  # what using a function of this cell reads
+
+    # ── names ──
+
+    def read(self, name: str) -> None:
+        if name not in self.bound:
+            self.reads[name] = None
+        for names in self.deferred.pop(name, ()):
+            for inner in sorted(names):
+                self.read(inner)
+
+    def bind(self, name: str) -> None:
+        self.bound.add(name)
+        self.ever.add(name)
+        self.deferred.pop(name, None)
+
+    def end(self) -> None:
+        """Functions that the cell only defines are used later, when all of the cell is assigned."""
+        for several in list(self.deferred.values()):
+            for names in several:
+                for name in sorted(names):
+                    if name not in self.ever:
+                        self.reads[name] = None
+
+    def target(self, node: ast.expr) -> None:
+        match node:
+            case ast.Name(id=name):
+                self.bind(name)
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                for part in parts:
+                    self.target(part)
+            case ast.Starred(value=inner):
+                self.target(inner)
+            case _:  # x.a = …, x[i] = …: they read x
+                self.expression(node)
+
+    # ── statements ──
+
+    def block(self, body: Iterable[ast.stmt]) -> None:
+        for statement in body:
+            self.statement(statement)
+
+    def branches(self, *bodies: Iterable[ast.stmt], is_complete: bool) -> None:
+        """Bodies of which one runs (or none, unless ``is_complete``): bound after them is what all have bound."""
+        before = set(self.bound)
+        after: list[set[str]] = []
+        for body in bodies:
+            self.bound = set(before)
+            self.block(body)
+            after.append(self.bound)
+        self.bound = set.intersection(*after) if is_complete and after else before
+
+    def statement(self, node: ast.stmt) -> None:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                self.function(node)
+            case ast.ClassDef():
+                self.class_(node)
+            case ast.Assign(targets=targets, value=value):
+                self.expression(value)
+                for target in targets:
+                    self.target(target)
+            case ast.AugAssign(target=target, value=value):
+                self.expression(_as_load(target))
+                self.expression(value)
+                self.target(target)
+            case ast.AnnAssign(target=target, annotation=annotation, value=given):
+                self.expression(annotation)
+                self.expression(given)
+                if given is not None:
+                    self.target(target)
+            case (
+                ast.For(target=target, iter=source, body=body, orelse=orelse)
+                | ast.AsyncFor(target=target, iter=source, body=body, orelse=orelse)
+            ):
+                self.expression(source)
+                before = set(self.bound)
+                self.target(target)
+                self.block(body)
+                self.bound = before
+                self.branches(orelse, is_complete=False)
+            case ast.While(test=test, body=body, orelse=orelse):
+                self.expression(test)
+                self.branches(body, is_complete=False)
+                self.branches(orelse, is_complete=False)
+            case ast.If(test=test, body=body, orelse=orelse):
+                self.expression(test)
+                self.branches(body, orelse, is_complete=True)
+            case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):
+                for item in items:
+                    self.expression(item.context_expr)
+                    if item.optional_vars is not None:
+                        self.target(item.optional_vars)
+                self.block(body)
+            case ast.Try() | ast.TryStar():
+                self.try_(node)
+            case ast.Match(subject=subject, cases=cases):
+                self.match(subject, cases)
+            case ast.Import(names=names):
+                for alias in names:
+                    self.imports[alias.name] = None
+                    self.bind(alias.asname or alias.name.partition(".")[0])
+            case ast.ImportFrom(module=module, names=names, level=level):
+                if module and not level:
+                    self.imports[module] = None
+                for alias in names:
+                    if module and not level and alias.name != "*":
+                        self.imports[f"{module}.{alias.name}"] = None
+                    self.bind(alias.asname or alias.name)
+            case ast.Delete(targets=targets):
+                for target in targets:
+                    self.expression(_as_load(target))
+                    if isinstance(target, ast.Name):
+                        self.bound.discard(target.id)
+            case ast.Global() | ast.Nonlocal() | ast.Pass() | ast.Break() | ast.Continue():
+                pass
+            case _:
+                for child in ast.iter_child_nodes(node):
+                    if isinstance(child, ast.expr):
+                        self.expression(child)
+                    elif isinstance(child, ast.stmt):
+                        self.statement(child)
+
+    def try_(self, node: ast.Try | ast.TryStar) -> None:
+        before = set(self.bound)
+        self.block([*node.body, *node.orelse])
+        whole = self.bound
+        paths = [whole]
+        for handler in node.handlers:
+            self.bound = set(before)
+            self.expression(handler.type)
+            if handler.name:
+                self.bind(handler.name)
+            self.block(handler.body)
+            self.bound.discard(handler.name or "")
+            if not _leaves(handler.body):
+                paths.append(self.bound)
+        self.bound = set.intersection(*paths)
+        self.block(node.finalbody)
+
+    def match(self, subject: ast.expr, cases: list[ast.match_case]) -> None:
+        self.expression(subject)
+        before = set(self.bound)
+        for case in cases:
+            self.bound = set(before)
+            for part in ast.walk(case.pattern):
+                match part:
+                    case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                        self.bind(name)
+                    case ast.MatchMapping(rest=str(name)):
+                        self.bind(name)
+                    case ast.MatchValue(value=value):
+                        self.expression(value)
+                    case ast.MatchClass(cls=value):
+                        self.expression(value)
+            self.expression(case.guard)
+            self.block(case.body)
+        self.bound = before
+
+    # ── scopes ──
+
+    def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        for decorator in node.decorator_list:
+            self.expression(decorator)
+        types = _type_parameters(node)
+        self.arguments(node.args, hidden=types)
+        if node.returns is not None and not types:
+            self.expression(node.returns)
+        inner = _function_reads(node, self.imports) - types
+        for name in _global_writes(node):
+            self.ever.add(name)
+        self.bind(node.name)
+        self.deferred[node.name] = [inner]
+        if node.decorator_list:  # a decorator may run it at once
+            self.read(node.name)
+
+    def arguments(self, arguments: ast.arguments, hidden: set[str] | None = None) -> None:
+        """What a def or lambda evaluates where it stands: defaults and annotations."""
+        for default in (*arguments.defaults, *arguments.kw_defaults):
+            self.expression(default)
+        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+        for argument in every:
+            if argument is not None and argument.annotation is not None and not hidden:
+                self.expression(argument.annotation)
+
+    def class_(self, node: ast.ClassDef) -> None:
+        for part in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
+            self.expression(part)
+        inner = _Walker()
+        inner.bound = set(self.bound)
+        inner.imports = self.imports
+        inner.block(node.body)
+        for name in inner.reads:
+            self.read(name)
+        types = _type_parameters(node)
+        methods = [names - types for several in inner.deferred.values() for names in several]
+        methods += [_function_reads(part, self.imports) for part in node.body if isinstance(part, _FUNCTIONS)]
+        self.bind(node.name)
+        self.deferred[node.name] = methods
+
+    # ── expressions ──
+
+    def expression(self, node: ast.expr | None) -> None:
+        match node:
+            case None | ast.Constant():
+                pass
+            case ast.Name(id=name):
+                self.read(name)
+            case ast.NamedExpr(target=target, value=value):
+                self.expression(value)
+                self.bind(target.id)
+            case ast.Lambda(args=arguments):
+                self.arguments(arguments)
+                for name in sorted(_function_reads(node, self.imports)):
+                    self.read(name)
+            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+                self.comprehension(node)
+            case ast.Call() if (text := _shell_text(node)) is not None:
+                self.shell(*text)
+            case ast.BoolOp(values=values):
+                self.expression(values[0])
+                before = set(self.bound)
+                for value in values[1:]:
+                    self.expression(value)
+                self.bound = before
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                self.expression(test)
+                before = set(self.bound)
+                self.expression(body)
+                self.bound = set(before)
+                self.expression(orelse)
+                self.bound = before
+            case _:
+                for child in ast.iter_child_nodes(node):
+                    match child:
+                        case ast.expr():
+                            self.expression(child)
+                        case ast.keyword(value=value):
+                            self.expression(value)
+                        case _:
+                            pass
+
+    def comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
+        """The first iterable belongs outside, all else to a scope of its own; walruses bind outside."""
+        self.expression(node.generators[0].iter)
+        inner = _Walker()
+        inner.bound = set(self.bound)
+        inner.imports = self.imports
+        for number, generator in enumerate(node.generators):
+            if number:
+                inner.expression(generator.iter)
+            inner.target(generator.target)
+            for test in generator.ifs:
+                inner.expression(test)
+        parts = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
+        for part in parts:
+            inner.expression(part)
+        for name in inner.reads:
+            self.read(name)
+        for part_node in ast.walk(node):
+            if isinstance(part_node, ast.NamedExpr):
+                self.ever.add(part_node.target.id)
+        for name, used in [(name, name in inner.bound) for name in list(self.deferred)]:
+            if used and name not in inner.deferred and _mentions(node, name):
+                self.read(name)
+
+    # ── magics and commands ──
+
+    def shell(self, kind: str, magic: str, line: str, body: str) -> None:
+        """The names in a magic's line, its body, or a ``!command``."""
+        for name in _DOLLAR.findall(line):
+            self.read(name)
+        for text in _BRACES.findall(line):
+            self.python(text)
+        if kind == "shell" or magic not in _CODE_MAGICS:
+            return
+        code = _OPTION.sub("", line)
+        if code.strip() and magic != "capture":
+            self.python(code)
+        if body:
+            self.python(body)
+
+    def python(self, source: str) -> None:
+        """Code inside of a magic runs in this namespace too."""
+        try:
+            tree = ast.parse(source.strip())
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return
+        self.block(tree.body)
+
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _as_load(node: ast.expr) -> ast.expr:
+    return ast.Name(node.id, ast.Load()) if isinstance(node, ast.Name) else node
+
+
+def _leaves(body: list[ast.stmt]) -> bool:
+    """Whether a handler ends by raising or returning: what comes after it then has the try's own bindings."""
+    return bool(body) and isinstance(body[-1], ast.Raise | ast.Return | ast.Continue | ast.Break)
+
+
+def _mentions(node: ast.AST, name: str) -> bool:
+    return any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node))
+
+
+def _type_parameters(node: ast.AST) -> set[str]:
+    """``def f[T]``, ``class C[T]`` (Python 3.12)."""
+    return {part.name for part in getattr(node, "type_params", ())}
+
+
+def _function_reads(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, imports: dict[str, None]) -> set[str]:
+    """The globals that a function's body reads."""
+    body = [ast.Expr(node.body)] if isinstance(node, ast.Lambda) else node.body
+    arguments = node.args
+    own = {argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+    own |= {argument.arg for argument in (arguments.vararg, arguments.kwarg) if argument is not None}
+    declared: set[str] = set()
+    reads: set[str] = set()
+    stack: list[ast.AST] = list(body)
+    while stack:
+        part = stack.pop()
+        match part:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                own.add(part.name)
+                reads |= _function_reads(part, imports)
+                stack += [*part.decorator_list, *part.args.defaults, *(d for d in part.args.kw_defaults if d)]
+                continue
+            case ast.Lambda():
+                reads |= _function_reads(part, imports)
+                stack += [*part.args.defaults, *(d for d in part.args.kw_defaults if d)]
+                continue
+            case ast.ClassDef():
+                own.add(part.name)
+                inner = _Walker()
+                inner.imports = imports
+                inner.block(part.body)
+                reads |= set(inner.reads) | {name for s in inner.deferred.values() for names in s for name in names}
+                stack += [*part.decorator_list, *part.bases, *(keyword.value for keyword in part.keywords)]
+                continue
+            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+                walker = _Walker()
+                walker.imports = imports
+                walker.comprehension(part)
+                reads |= set(walker.reads)
+                own |= walker.ever
+                continue
+            case ast.Global(names=names):
+                declared |= set(names)
+            case ast.AugAssign(target=ast.Name(id=name)):
+                reads.add(name)
+            case ast.Name(id=name, ctx=ast.Load()):
+                reads.add(name)
+            case ast.Name(id=name):
+                own.add(name)
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                own.add(name)
+            case ast.MatchMapping(rest=str(name)):
+                own.add(name)
+            case ast.Import(names=aliases):
+                for alias in aliases:
+                    imports[alias.name] = None
+                    own.add(alias.asname or alias.name.partition(".")[0])
+            case ast.ImportFrom(module=module, names=aliases, level=level):
+                for alias in aliases:
+                    if module and not level:
+                        imports[module] = None
+                        imports[f"{module}.{alias.name}"] = None
+                    own.add(alias.asname or alias.name)
+            case ast.Call() if (text := _shell_text(part)) is not None:
+                walker = _Walker()
+                walker.shell(*text)
+                reads |= set(walker.reads)
+                continue
+        stack.extend(ast.iter_child_nodes(part))
+    return (reads - own) | (reads & declared)
+
+
+def _global_writes(node: ast.AST) -> set[str]:
+    return {name for part in ast.walk(node) if isinstance(part, ast.Global) for name in part.names}
+
+
+def _shell_text(node: ast.Call) -> tuple[str, str, str, str] | None:
+    """``(kind, magic, line, body)`` of a call that IPython's transformer has made of a magic or a command."""
+    match node.func:
+        case ast.Attribute(value=ast.Call(func=ast.Name(id="get_ipython")), attr=attr) if attr in _RUNS:
+            texts = [part.value if isinstance(part, ast.Constant) else "" for part in node.args]
+            words = [str(text) for text in texts] + ["", "", ""]
+            kind = _RUNS[attr]
+            if kind == "shell":
+                return kind, "", words[0], ""
+            if attr == "magic":
+                name, _, line = words[0].partition(" ")
+                return kind, name, line, ""
+            return kind, words[0], words[1], words[2] if kind == "cell" else ""
+    return None
