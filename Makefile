@@ -22,7 +22,7 @@ test: check
 	$(BIN)/pytest tests/integration tests/attacks tests/notebooks
 
 bench: $(VENV)/.test
-	$(BIN)/python benchmarks/cells.py
+	$(BIN)/python -m benchmarks.cells; cells=$$?; $(BIN)/python -m benchmarks.values && exit $$cells
 
 gpu-check: $(VENV)/.test
 	$(BIN)/pytest tests/gpu

@@ -10,15 +10,13 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from importlib.metadata import version
+from collections.abc import Callable
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -26,6 +24,7 @@ from typing import Any
 import psutil
 from jupyter_client.manager import KernelManager
 
+from benchmarks.report import Pairs, Report, gateway, machine
 from kcoral_magic import Client
 from kcoral_magic.config import Target
 from kcoral_magic.protocol import messages as m
@@ -70,26 +69,6 @@ class Kernel:
         self._manager.shutdown_kernel(now=True)
 
 
-@contextlib.contextmanager
-def gateway(folder: Path, *options: str) -> Iterator[tuple[Target, psutil.Process]]:
-    """A real gateway on loopback, with a token."""
-    state = folder / "state"
-    command = [sys.executable, "-m", "kcoral_gateway", "--state", str(state)]
-    with open(folder / "gateway.log", "wb") as log:
-        process = subprocess.Popen([*command, "--port", "0", *options], stderr=log)
-    try:
-        while not (state / "gateway.json").exists():
-            if process.poll() is not None:
-                raise RuntimeError((folder / "gateway.log").read_text())
-            time.sleep(0.01)
-        token = subprocess.run([*command, "token", "add", "bench"], capture_output=True, text=True, check=True).stdout
-        url = json.loads((state / "gateway.json").read_text())["url"]
-        yield Target(url, token.strip()), psutil.Process(process.pid)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(20)
-
-
 def run_cell(session: Any, source: str = "pass") -> float:
     began = time.perf_counter()
     session.run(source)
@@ -112,9 +91,6 @@ def kernel_first_output(kernel: Kernel, source: str) -> float:
     return seen[0]
 
 
-Pairs = list[tuple[float, float]]
-
-
 def rounds(count: int, ours: Callable[[], float], theirs: Callable[[], float], repeat: int) -> Pairs:
     """``count`` rounds: a block of ``repeat`` calls of each side, and their medians. Warm caches for both."""
     found = []
@@ -131,37 +107,6 @@ def alternating(count: int, ours: Callable[[], float], theirs: Callable[[], floa
         calls = [(ours(), theirs()) for _ in range(repeat)]
         found.append((statistics.median(a for a, _ in calls), statistics.median(b for _, b in calls)))
     return found
-
-
-class Report:
-    """The table."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[str, str, str, str, str, bool]] = []
-
-    def ratio(self, figure: str, pairs: Pairs, bar: float, *, unit: str = "ms") -> None:
-        scale = {"ms": 1e3, "s": 1.0}[unit]
-        values = sorted(ours / theirs for ours, theirs in pairs)
-        ours = statistics.median(a for a, _ in pairs) * scale
-        theirs = statistics.median(b for _, b in pairs) * scale
-        middle = statistics.median(values)
-        self.add(
-            figure,
-            f"{ours:.2f} / {theirs:.2f} {unit}",
-            f"{middle:.3f}",
-            f"{values[0]:.3f}–{values[-1]:.3f}",
-            f"≤ {bar:g}",
-            middle <= bar,
-        )
-
-    def add(self, figure: str, measured: str, ratio: str, spread: str, bar: str, is_met: bool) -> None:
-        self.rows.append((figure, measured, ratio, spread, bar, is_met))
-        print(f"  {figure}: {measured}, {ratio} ({spread}), bar {bar} {'met' if is_met else 'MISSED'}", flush=True)
-
-    def markdown(self) -> str:
-        lines = ["| figure | ours / ipykernel | ratio | range | bar | met |", "|---|---|---|---|---|---|"]
-        lines += [f"| {' | '.join(row[:5])} | {'yes' if row[5] else '**no**'} |" for row in self.rows]
-        return "\n".join(lines)
 
 
 def throughput(session: Any, kernel: Kernel, report: Report, count: int) -> None:
@@ -258,18 +203,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the rows there too")
     options = parser.parse_args()
     os.environ.pop("PYTHONUNBUFFERED", None)
-    report = Report()
-    print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}", flush=True)
+    report = Report("ours / ipykernel")
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}", flush=True)
     with tempfile.TemporaryDirectory() as folder, gateway(Path(folder), "--simulate-gpus", "2") as (target, process):
         measure(target, process, report, options.rounds, is_latency_only=options.latency)
-    names = ("kcoral-magic", "ipykernel", "ipython", "websockets", "uvicorn", "uvloop")
     print("\n" + report.markdown())
-    print(f"\n{platform.python_implementation()} {platform.python_version()}, ", end="")
-    print(", ".join(f"{name} {version(name)}" for name in names), end="")
-    print(f"; {os.cpu_count()} cores, load now {os.getloadavg()[0]:.2f}; {options.rounds} rounds")
+    packages = ("ipykernel", "ipython", "websockets", "uvicorn", "uvloop")
+    print(f"\n{machine(*packages)}; {options.rounds} rounds")
     if options.json:
         options.json.write_text(json.dumps(report.rows, indent=1))
-    sys.exit(0 if all(row[5] for row in report.rows) else 1)
+    sys.exit(0 if report.is_met else 1)
 
 
 def measure(

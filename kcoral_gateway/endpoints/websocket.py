@@ -11,8 +11,9 @@ import contextlib
 import platform
 import time
 from collections import deque
+from collections.abc import Sequence
 from logging import getLogger
-from typing import Any, assert_never
+from typing import Any, assert_never, cast
 
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
@@ -22,7 +23,7 @@ from kcoral_gateway.auth import Principal, TokenStore, authenticate
 from kcoral_gateway.execution.journal import Gap
 from kcoral_gateway.execution.service import Service
 from kcoral_gateway.execution.sessions import Execution
-from kcoral_magic.errors import KCoralError, ProtocolError
+from kcoral_magic.errors import KCoralError, NotFoundError, ProtocolError
 from kcoral_magic.protocol import PRODUCT, framing
 from kcoral_magic.protocol import connection as c
 from kcoral_magic.protocol import messages as m
@@ -30,6 +31,8 @@ from kcoral_magic.protocol import transfers as t
 
 _log = getLogger(__name__)
 _HELLO_S = 10.0
+_WRITING_S = 30.0  # a worker that writes results writes them at once; longer means that it was stopped
+_WRITING_LOOK_S = 0.001
 _TICK_S = 1.0
 _ANSWERS = 64  # frames that wait for a client which does not read; then its questions wait
 
@@ -273,16 +276,21 @@ class _Client:
     async def _send_answers(self) -> None:
         while self._answers:
             answer = self._answers.popleft()
-            frames = self._fetched(answer) if isinstance(answer, t.Fetch) else (answer,)
-            for frame in frames:
-                await self._websocket.send_bytes(frame)
+            for frame in [answer] if isinstance(answer, bytes) else await self._fetched(answer):
+                await self._websocket.send_bytes(cast(bytes, frame))  # uvicorn takes any buffer
 
-    def _fetched(self, fetch: t.Fetch) -> list[bytes]:
+    async def _fetched(self, fetch: t.Fetch) -> Sequence[framing.Buffer]:
+        """The piece, once the host that may still be writing it has come that far."""
+        frame, room = framing.frame_with_room(t.Piece(fetch.request), fetch.length)
+        artifacts, until = self._service.artifacts, time.monotonic() + _WRITING_S
         try:
-            data = self._service.artifacts.read(self._principal.name, fetch.digest, fetch.offset, fetch.length)
+            while not artifacts.read(self._principal.name, fetch.digest, fetch.offset, room):
+                if time.monotonic() > until:
+                    raise NotFoundError(f"the rest of {fetch.digest[:20]}… has not come for {_WRITING_S:g} s")
+                await asyncio.sleep(_WRITING_LOOK_S)
         except KCoralError as error:
             return framing.encode(m.Problem(error.code, str(error), "", fetch.request))
-        return framing.encode(t.Piece(fetch.request), (data,))
+        return [frame]
 
     async def _send_piece(self, execution_id: str) -> bool:
         """Send the next event of one reader. Whether there may be more."""

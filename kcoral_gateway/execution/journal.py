@@ -169,7 +169,7 @@ class Journal:
         record = self._record(number)
         if record is None:
             return self._gap(number, self._after_missing(number))
-        frames = framing.StreamSplitter().feed(record)
+        frames = [bytes(frame) for frame in framing.StreamSplitter().feed(record)]  # whole: none is copied
         return Piece(number, frames, self._payloads[number - 1])
 
     def _cut(self, reader: Reader, number: int) -> Gap | None:

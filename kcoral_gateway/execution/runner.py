@@ -325,9 +325,9 @@ class Runner:
         if isinstance(body, m.Finished):
             self._finish(execution, body)
             return
-        if isinstance(body, t.Returned) and not buffers:
+        if isinstance(body, t.Returned) and body.blob is not None:
             try:
-                self._artifacts.take_in(execution.principal, body.digest, body.size)
+                self._artifacts.take_in(execution.principal, body.blob, body.size)
             except KCoralError as error:
                 names = tuple((wanted.name, str(error)) for wanted in execution.wants)
                 body = t.Returned(body.digest, 0, names)

@@ -2,8 +2,8 @@
 
 Towards the worker, files go as pieces and a large parcel as a descriptor of its blob: the worker maps it, nobody copies
 it. A parcel's blob is used once, so a worker that could reopen and change it harms nobody; files, which stay in the
-cache, are therefore read here and never handed out. From the worker, a large parcel comes in pieces and is written to
-the store under the digest that was computed on the way.
+cache, are therefore read here and never handed out. A large parcel of results the worker writes itself, to a descriptor
+of a new blob that is its own alone; its client fetches it meanwhile and checks the digest.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import os
 import secrets
 from collections.abc import Iterator
 
-import xxhash
-
 from kcoral_magic.errors import ProtocolError
 from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.protocol import transfers as t
 
+PART = ".part"  # as in ``storage.artifacts``
 _RESULT_BYTES = 64 * 1024 * 1024 * 1024  # of one execution's results; the store has the principal's own limit
 
 Load = tuple[bytes, list[int]]  # bytes for the worker's channel, and the descriptors that go with them
@@ -31,9 +30,8 @@ class Exchange:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._spool: int | None = None
-        self._spool_path = ""
-        self._spooled = 0
-        self._hasher = xxhash.xxh3_128()
+        self._path = ""  # of the blob that is being written
+        self._size = 0
 
     # ── to the worker ──
 
@@ -88,52 +86,63 @@ class Exchange:
 
     # ── from the worker ──
 
-    def part(self, data: framing.Buffer) -> None:
-        """The next bytes of a large parcel.
+    def returned(self, body: t.Returned, buffers: tuple[framing.Buffer, ...]) -> tuple[t.Returned, Iterator[Load]]:
+        """Results: whole, or announced. What the gateway is told of them, and what the worker gets to write them to.
 
         Raises:
-            ProtocolError: It is larger than any may be, or cannot be written.
+            ProtocolError: What came is not what is announced, or it cannot be stored.
         """
-        self._spooled += len(data)
-        if self._spooled > _RESULT_BYTES:
+        if body.blob is not None or self._spool is not None:
+            raise ProtocolError("results were announced twice")
+        if buffers or not body.size:
+            if sum(map(len, buffers)) != body.size or len(buffers) > 1:
+                raise ProtocolError(f"results of {body.size} bytes were announced and did not come")
+            return body, iter(())
+        if body.size > _RESULT_BYTES:
             raise ProtocolError(f"results of one cell have at most {_RESULT_BYTES >> 30} GiB")
-        self._hasher.update(data)
+        blob = f"xxh3-{secrets.token_hex(16)}"  # not their digest: equal results of two sessions are two blobs
+        self._path = os.path.join(self._folder, blob)
+        self._size = body.size
         try:
-            if self._spool is None:
-                self._spool_path = os.path.join(self._folder, f"xxh3-{secrets.token_hex(8)}.part")
-                self._spool = os.open(self._spool_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-            left = memoryview(data)
-            while left:
-                left = left[os.write(self._spool, left) :]
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            self._spool = os.open(self._path + PART, flags, 0o600)
         except OSError as error:
             raise ProtocolError(f"the results cannot be stored: {error.strerror}") from None
+        return t.Returned(body.digest, body.size, body.problems, blob), iter([(_load(t.Spool(), ()), [self._spool])])
 
-    def returned(self, body: t.Returned, buffers: tuple[framing.Buffer, ...]) -> None:
-        """The end of the results.
+    def check(self) -> None:
+        """Whether the worker writes no more than it has announced; to be asked often while it writes.
 
         Raises:
-            ProtocolError: What came is not what is announced.
+            ProtocolError: It does.
         """
-        if self._spool is None:
-            if len(buffers) != 1 or len(buffers[0]) != body.size:
-                raise ProtocolError(f"results of {body.size} bytes were announced and did not come")
-            return
-        digest = f"xxh3-{self._hasher.hexdigest()}"
-        if buffers or body.size != self._spooled or body.digest != digest:
-            raise ProtocolError(f"results of {body.size} bytes were announced, {self._spooled} others came")
-        os.replace(self._spool_path, os.path.join(self._folder, digest))
-        self._spool_path = ""
+        if self._spool is not None and (size := os.fstat(self._spool).st_size) > self._size:
+            raise ProtocolError(f"results of {self._size} bytes were announced, {size} were written")
+
+    def written(self) -> None:
+        """The results are there.
+
+        Raises:
+            ProtocolError: They are not.
+        """
+        if self._spool is None or os.fstat(self._spool).st_size != self._size:
+            raise ProtocolError("results were not written as announced")
+        try:
+            os.replace(self._path + PART, self._path)
+        except OSError as error:
+            raise ProtocolError(f"the results cannot be stored: {error.strerror}") from None
+        self._path = ""
         self.close()
 
     def close(self) -> None:
-        """Throw away what was not finished, and begin anew."""
+        """Throw away what was not finished."""
         if self._spool is not None:
             os.close(self._spool)
             self._spool = None
-        if self._spool_path:
+        if self._path:
             with contextlib.suppress(OSError):
-                os.unlink(self._spool_path)
-        self._spool_path, self._spooled, self._hasher = "", 0, xxhash.xxh3_128()
+                os.unlink(self._path + PART)
+        self._path = ""
 
 
 def _load(body: object, buffers: tuple[framing.Buffer, ...]) -> bytes:

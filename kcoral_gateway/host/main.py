@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import assert_never
 
@@ -51,12 +51,6 @@ _HEAD_BYTES = framing.MAX_HEAD_BYTES - 1024
 _FREE_MESSAGES = 1000  # of displays and the like of one execution; nobody sees more updates a second than this
 _FLOOD_MESSAGES_PER_S = 5000
 _FLOOD_READ_BYTES = 16 * 1024  # then: the pause that one read earns must stay short
-
-
-def _only(body: object, buffers: tuple[framing.Buffer, ...]) -> framing.Buffer:
-    if len(buffers) != 1:
-        raise ProtocolError(f"a {type(body).__name__} has 1 buffer, got {len(buffers)}")
-    return buffers[0]
 
 
 class _Gone(Exception):
@@ -188,6 +182,7 @@ class Host:
             self._end_rest()
         if now >= self._next_memory_s:
             self._next_memory_s = now + _MEMORY_EVERY_S
+            self._check_results()
             if (verdict := self._memory.look()) is not None:
                 self._verdict = ("lost", verdict)
                 raise _Gone
@@ -205,12 +200,23 @@ class Host:
         if wanted != self._is_reading:
             self._watch_worker(wanted)
 
+    def _check_results(self) -> None:
+        try:
+            self._exchange.check()
+        except ProtocolError as error:
+            self._verdict = ("lost", f"the worker broke the protocol and was ended: {error}")
+            raise _Gone from None
+
     # ── the worker ──
 
     def _read_channel(self, now: float) -> None:
+        room = self._worker_splitter.room
         try:
-            size = _READ_BYTES if self._messages < _FREE_MESSAGES else _FLOOD_READ_BYTES
-            data = self._buffer[: self._worker.channel.recv_into(self._buffer, size)]
+            if room is not None:
+                data = room[: self._worker.channel.recv_into(room)]
+            else:
+                size = _READ_BYTES if self._messages < _FREE_MESSAGES else _FLOOD_READ_BYTES
+                data = self._buffer[: self._worker.channel.recv_into(self._buffer, size)]
         except BlockingIOError:
             return
         except OSError:
@@ -219,7 +225,12 @@ class Host:
             self._has_left = True
             raise _Gone
         try:
-            for frame in self._worker_splitter.feed(data):
+            if room is None:
+                frames: Iterable[framing.Buffer] = self._worker_splitter.split(data)
+            else:
+                whole = self._worker_splitter.filled(data.nbytes)
+                frames = () if whole is None else (whole,)
+            for frame in frames:
                 message = self._from_worker.decode(frame)
                 if message is not None:
                     self._handle(message, now)
@@ -242,9 +253,6 @@ class Host:
             self._drained_s = now
             self._end_rest()
             return
-        if isinstance(body, t.Part):
-            self._exchange.part(_only(body, buffers))
-            return
         self._messages += 1
         if self._messages > _FREE_MESSAGES:
             self._flood_until_s = max(now, self._flood_until_s) + 1 / _FLOOD_MESSAGES_PER_S
@@ -263,8 +271,12 @@ class Host:
                     raise ProtocolError(f"an Error has 3 buffers, got {len(buffers)}")
                 self._emit(body, buffers)
             case t.Returned():
-                self._exchange.returned(body, buffers)
-                self._emit(body, buffers)
+                told, loads = self._exchange.returned(body, buffers)
+                self._emit(told, buffers)
+                self._loads.append(loads)
+                self._load_worker()
+            case t.Written():
+                self._exchange.written()
             case m.ClearOutput() | t.Want() | t.Bound() | t.Names() | t.InputRequest():
                 self._emit(body, ())
             case _:
@@ -273,6 +285,7 @@ class Host:
     def _ended(self, body: m.Ended, now: float) -> None:
         if not self._is_running:
             raise ProtocolError("Ended came while nothing ran")
+        self._exchange.close()  # it may have been interrupted while it wrote them
         self._emit_output(self._batcher.finish(now))
         if self._interrupted_s is not None:
             for _ in range(_KILL_ROUNDS):  # one that forks while it is listed is found in the next round

@@ -36,6 +36,7 @@ class Artifacts:
         self._root = root
         self._limit_bytes = limit_bytes
         self._hashers: dict[Path, tuple[int, Any]] = {}  # of blobs that grow: how far, and the digest so far
+        self._taken_in: dict[Path, int] = {}  # results, by the size they were announced with
         self._sizes: dict[Path, int] = {}  # bytes of each principal's folder, partial blobs included
 
     def folder(self, principal: str) -> Path:
@@ -111,19 +112,20 @@ class Artifacts:
         os.replace(part, folder / digest)
 
     def take_in(self, principal: str, digest: str, size: int) -> None:
-        """A blob that a worker host has put into the folder: count it.
+        """A worker host begins to write a blob of results into the folder: count it.
 
         Raises:
-            CapacityExceeded: The principal's limit leaves no room; it is gone again.
+            CapacityExceeded: The principal's limit leaves no room; what there is of it is gone.
         """
         folder = self.folder(principal)
-        path = folder / digest
         try:
-            self._make_room(folder, size, path)
+            self._make_room(folder, size, folder / digest)
         except CapacityExceeded:
-            path.unlink(missing_ok=True)
+            for path in (folder / digest, folder / (digest + PART)):
+                path.unlink(missing_ok=True)
             raise
         self._sizes[folder] += size
+        self._taken_in[folder / digest] = size
 
     def path(self, principal: str, digest: str) -> Path:
         """A whole blob.
@@ -136,34 +138,43 @@ class Artifacts:
             raise NotFoundError(f"the gateway holds no {digest[:20]}…: it was removed meanwhile, send it again")
         return path
 
-    def read(self, principal: str, digest: str, offset: int, length: int) -> bytes:
-        """Bytes of a whole blob.
+    def read(self, principal: str, digest: str, offset: int, into: memoryview) -> bool:
+        """Fill ``into`` with a blob's bytes from ``offset`` on; false while a host is still writing them.
 
         Raises:
-            NotFoundError: There is none, or it has no such bytes.
+            NotFoundError: There is no such blob, or it is shorter.
         """
-        descriptor = os.open(self.path(principal, digest), os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            data = os.pread(descriptor, length, offset)
-        finally:
-            os.close(descriptor)
-        if len(data) != length:
-            raise NotFoundError(f"{length} bytes from {offset} on were asked for, the blob is shorter")
-        return data
+        path = self.folder(principal) / digest
+        for candidate in (path, path.with_name(digest + PART), path):  # the last: it may be finished meanwhile
+            try:
+                descriptor = os.open(candidate, os.O_RDONLY | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                continue
+            try:
+                done = os.preadv(descriptor, [into], offset)
+            finally:
+                os.close(descriptor)
+            if done == into.nbytes:
+                return True
+            if candidate != path:
+                return False
+            raise NotFoundError(f"{into.nbytes} bytes from {offset} on were asked for, the blob is shorter")
+        raise NotFoundError(f"the gateway holds no {digest[:20]}…: its worker was lost, or it was fetched before")
 
     def drop(self, principal: str, digest: str) -> None:
         """A parcel was delivered. Files stay: the cache decides."""
         if digest.startswith("xxh3-"):
             folder = self.folder(principal)
             self._remove(folder, folder / digest)
+            self._remove(folder, folder / (digest + PART))
 
     def _remove(self, folder: Path, path: Path) -> None:
         try:
             size = path.stat().st_size
             path.unlink()
         except FileNotFoundError:
-            return
-        self._sizes[folder] -= size
+            size = 0
+        self._sizes[folder] -= self._taken_in.pop(path, size)
         self._hashers.pop(path, None)
 
     def _make_room(self, folder: Path, wanted: int, keep: Path) -> None:

@@ -28,7 +28,7 @@ from kcoral_magic.protocol import messages as m
 from kcoral_magic.protocol import transfers as t
 from kcoral_magic.values import codec
 
-_PART_BYTES = framing.MAX_CHUNK_BYTES
+_PART_BYTES = 1024 * 1024  # after each, an interrupt is taken
 
 
 class Executor:
@@ -61,7 +61,7 @@ class Executor:
                 self._output.send(self._run(message.body, message.buffers))
             case t.FilePart():
                 self._workspace.part(message.body, message.buffers[0])
-            case t.Supplied() | t.InputReply():  # for a body that has been interrupted meanwhile
+            case t.Supplied() | t.InputReply() | t.Spool():  # for a body that has been interrupted meanwhile
                 self._inbox.drop_descriptors()
             case m.Shutdown():
                 return False
@@ -174,9 +174,17 @@ class Executor:
         if parcel.size <= INLINE_BYTES:
             self._output.send(t.Returned(parcel.digest(), parcel.size, told), (parcel.joined(),))
             return
-        for piece in parcel.chunks(_PART_BYTES):
-            self._output.send(t.Part(), (b"".join(piece),))
         self._output.send(t.Returned(parcel.digest(), parcel.size, told))
+        while not isinstance(self._inbox.next().body, t.Spool):
+            self._inbox.drop_descriptors()  # of a body that has been interrupted before
+        descriptor = self._inbox.descriptor()
+        if descriptor is None:
+            raise ValueRefused("the gateway's disk takes no results")
+        with os.fdopen(descriptor, "wb", buffering=0) as spool:  # it is fetched while it is written
+            for segment in parcel.segments:
+                for start in range(0, segment.nbytes, _PART_BYTES):
+                    spool.write(segment[start : start + _PART_BYTES])
+        self._output.send(t.Written())
 
 
 _BOUND = 300  # names told of in one event: its head is bounded

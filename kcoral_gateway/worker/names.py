@@ -113,7 +113,7 @@ class SessionNames:
             try:
                 values[wanted.name] = evaluate(wanted.expression)
             except Exception as error:  # noqa: BLE001 - the expression is user code
-                problems[wanted.name] = f"{wanted.expression}: {type(error).__name__}: {error}"[:_TEXT]
+                problems[wanted.name] = f"{type(error).__name__}: {error}"[:_TEXT]
         packed = codec.pack(values, may_pickle=peer.takes_pickles, peer=peer.python or codec.VERSION)
         problems |= {name: text[:_TEXT] for name, text in packed.problems.items()}
         return packed, problems

@@ -7,6 +7,7 @@ what the bytes are.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import mmap
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -20,6 +21,8 @@ from kcoral_magic.protocol import transfers as t
 PIECE_BYTES = framing.MAX_CHUNK_BYTES
 _WINDOW = 8  # pieces on their way: the round trip of a far gateway must not pause the stream
 _MAPPED_BYTES = 1024 * 1024  # from here on memory comes from the system, untouched until it is written
+_TOUCHED_BYTES = 8 * 1024 * 1024
+_MADV_POPULATE_WRITE = 23  # Linux 5.14
 
 Progress = Callable[[int], None]  # bytes so far
 
@@ -125,15 +128,41 @@ class Blobs:
         return reply.body.offsets
 
 
-def room(size: int) -> memoryview:
-    """Writable memory for a blob whose size a stranger announced: none of it is touched before bytes come.
+class Room:
+    """Writable memory for a blob whose size a stranger announced: what has not come is not touched.
 
-    Raises:
-        ValueRefused: This machine does not have as much.
+    Attributes:
+        view: All of it.
     """
-    if size < _MAPPED_BYTES:
-        return memoryview(bytearray(size))
-    try:
-        return memoryview(mmap.mmap(-1, size))
-    except (OSError, ValueError, OverflowError) as error:
-        raise ValueRefused(f"the results are said to be {size / 2**30:.1f} GiB; no memory for that: {error}") from None
+
+    def __init__(self, size: int) -> None:
+        """Reserve it.
+
+        Raises:
+            ValueRefused: This machine does not have as much.
+        """
+        self._mapped: mmap.mmap | None = None
+        self._touched = self._at = 0
+        try:
+            if size < _MAPPED_BYTES:
+                self.view = memoryview(bytearray(size))
+            elif hasattr(mmap, "MAP_ANONYMOUS"):
+                # Not huge pages, though they take a third of the time: the kernel may stop for 200 ms to find some.
+                self._mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                self.view = memoryview(self._mapped)
+            else:
+                self.view = memoryview(mmap.mmap(-1, size))
+        except (OSError, ValueError, OverflowError) as error:
+            raise ValueRefused(f"the results are said to be {size / 2**30:.1f} GiB; no memory here: {error}") from None
+
+    def write(self, data: memoryview) -> None:
+        """The next bytes."""
+        end = self._at + data.nbytes
+        if self._mapped is not None and end > self._touched:
+            # A window at a time, which costs less than a fault for each page.
+            length = min(_TOUCHED_BYTES, len(self._mapped) - self._touched)
+            with contextlib.suppress(OSError):  # an older kernel: pages are touched one by one
+                self._mapped.madvise(_MADV_POPULATE_WRITE, self._touched, length)
+            self._touched += length
+        self.view[self._at : end] = data
+        self._at = end

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kcoral_magic.client import exchange
-from kcoral_magic.client.blobs import PIECE_BYTES, room
+from kcoral_magic.client.blobs import PIECE_BYTES, Room
 from kcoral_magic.client.results import Collector, Output, Progress, Result
 from kcoral_magic.errors import KCoralError, RemoteError
 from kcoral_magic.protocol import connection as c
@@ -89,7 +89,7 @@ class AsyncExecution:
                 self._own.belief.bound(self._own.out, body.names)
             case t.Names() if self._own is not None:
                 self._own.belief.names = body.names
-            case t.Returned() if not output.buffers and body.size and self.is_own:
+            case t.Returned() if body.blob is not None and self.is_own:
                 self._held = []
                 self._transfer = asyncio.create_task(self._fetch(output, body))
                 return
@@ -147,20 +147,15 @@ class AsyncExecution:
 
     async def _fetch(self, output: Output, returned: t.Returned) -> None:
         """Get the results, then let pass what came behind them."""
+        blob = returned.blob
+        assert blob is not None
         try:
-            memory = room(returned.size)
-            at = 0
-
-            def take(data: memoryview) -> None:
-                nonlocal at
-                memory[at : at + data.nbytes] = data
-                at += data.nbytes
-
+            room = Room(returned.size)
             await self._client.blobs.fetch(
-                returned.digest, returned.size, take, lambda done: self._tell("fetching results", done, returned.size)
+                blob, returned.size, room.write, lambda done: self._tell("fetching results", done, returned.size)
             )
-            await self._client.drop(returned.digest)
-            output = Output(output.number, returned, (memory,))
+            await self._client.drop(blob)
+            output = Output(output.number, returned, (room.view,))
         except KCoralError as error:
             output = Output(output.number, t.Returned(returned.digest, 0, (("results", str(error)[:4000]),)))
         finally:

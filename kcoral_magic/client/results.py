@@ -85,6 +85,7 @@ class Result:
     elapsed_ms: float = 0.0
     values: dict[str, Any] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
+    value_notes: list[str] = field(default_factory=list)  # what arrived otherwise than it left
     digests: dict[str, str] = field(default_factory=dict)  # of the values, the session's
 
     @property
@@ -150,7 +151,7 @@ class Collector:
             else:
                 result.values[entry.name] = value
                 result.digests[entry.name] = entry.digest
-                result.notices += [f"{entry.name}: {note}" for note in entry.notes]
+                result.value_notes += [f"{entry.name}: {note}" for note in entry.notes]
 
     def collected(self) -> Result:
         """The result so far."""
@@ -169,7 +170,7 @@ class Collector:
             problems = self.result.problems
             if finished is None or not problems:
                 return None
-            text = "; ".join(f"{name}: {why}" for name, why in problems.items())
+            text = "; ".join(why if why.startswith(name) else f"{name}: {why}" for name, why in problems.items())
             return with_id(ValueRefused(f"not all values could come back: {text}"), self.result.execution_id)
         if finished.status == "failed":
             return with_id(from_code(finished.code, finished.message), self.result.execution_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import site
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,6 +29,10 @@ SUFFIXES = frozenset(
 _NEVER = frozenset(
     ".git .hg .svn .jj __pycache__ node_modules .ipynb_checkpoints .mypy_cache .pytest_cache .ruff_cache .hypothesis "
     ".tox .nox .eggs .cache .idea .vscode .kcoral".split()
+)
+# Names of files that hold credentials: they lie beside code too, and no import needs them.
+_SECRET = re.compile(
+    r"token|secret|credential|passw|service.?account|private|^auth|^kaggle$|^netrc|^\.env", re.IGNORECASE
 )
 _OWN = frozenset(("kcoral_magic", "kcoral_gateway"))
 ELSEWHERE = ".kcoral"  # where roots other than the notebook's folder go in a session; each is on its path there
@@ -84,7 +89,7 @@ class Sources:
             return
         yield path
         if root == self._base:  # what lies beside the notebook is its project; another root may be anything
-            yield from (file for file in walk(root) if file.suffix in SUFFIXES and file.suffix != ".py")
+            yield from (file for file in walk(root) if _is_read_by_code(file))
 
     def _there(self, root: Path, file: Path) -> str:
         relative = file.relative_to(root).as_posix()
@@ -104,6 +109,10 @@ class Sources:
             names = tuple({name.partition(".")[0] for name in cell_names(text).imports})
             self._imports[file.digest] = names
         return names
+
+
+def _is_read_by_code(file: Path) -> bool:
+    return file.suffix in SUFFIXES and file.suffix != ".py" and _SECRET.search(file.stem) is None
 
 
 def _local(name: str) -> list[tuple[Path, Path]]:

@@ -92,10 +92,14 @@ class Capture:
         }
         if sum(lacking.values()) > limit_bytes:
             largest = max(lacking, key=lambda name: lacking[name])
+            total = size(sum(lacking.values()))
+            which = f"{largest} ({size(lacking[largest])})"
+            if len(lacking) > 1:
+                which += f" and {len(lacking) - 1} more, {total} in all"
             raise UsageError(
-                f"the cell reads {largest}, {size(lacking[largest])} of {size(sum(lacking.values()))} that the session "
-                f"does not have; more than {size(limit_bytes)} go only when asked: -i {largest} sends it, --no-capture "
-                "runs without, %config KCoral.capture_bytes is the limit"
+                f"the cell reads {which}, which the session does not have; more than {limit_bytes / 2**20:.4g} MiB go "
+                f"only when asked: -i {largest} sends it, --no-capture runs without, %config KCoral.capture_bytes is "
+                "the limit"
             )
 
     def _once(self, name: str, what: str, text: str) -> None:
@@ -125,9 +129,9 @@ def lines(out: Outgoing) -> Callable[[tuple[t.BoundName, ...]], list[str]]:
         for bound in names:
             here = shown(out.values[bound.name]) if bound.name in out.values else "another"
             if bound.what == "kept":
+                other = f"the notebook's ({here})" if here != bound.was else "the notebook's"
                 told.append(
-                    f"{bound.name}: the session's own ({bound.was}) is used, the notebook's ({here}) was not sent; "
-                    f"-i {bound.name} sends it"
+                    f"{bound.name}: the session's own ({bound.was}) is used, {other} was not sent; -i {bound.name} does"
                 )
             elif bound.what == "missing":
                 told.append(f"{bound.name} did not arrive: {bound.was}")

@@ -68,10 +68,11 @@ class Cells:
             self._send_others(options, out, surface)
             raise problem
         options.files, options.wants = files, tuple(options.outputs or ())
-        result = self._execute(options, cell, out, surface)
-        self._take(result, belief)
+        self._execute(options, cell, out, surface, belief)
 
-    def _execute(self, options: argparse.Namespace, cell: str, out: Outgoing | None, surface: Surface) -> Result:
+    def _execute(
+        self, options: argparse.Namespace, cell: str, out: Outgoing | None, surface: Surface, belief: Belief
+    ) -> None:
         magics, name = self._magics, options.session or ""
         session = magics.proxy.client(magics.target).session(name, gpus=options.gpus)
         relay = Relay(
@@ -97,23 +98,33 @@ class Cells:
             allows_input=surface.takes_input,
         )
         try:
-            return magics.proxy.run(execution, relay, surface)
+            magics.proxy.run(execution, relay, surface)
         except NameError as error:
             self._hint(error)
             raise
+        finally:  # also when one of several could not come
+            self._take(execution.collected(), belief, surface)
 
     def _send_others(self, options: argparse.Namespace, out: Outgoing, surface: Surface) -> None:
         """What ``-i`` names and can travel goes, although the cell does not run: one bad name is not the others'."""
         if out.values:
             options.files, options.wants = None, ()
-            self._execute(options, "pass", out, surface)
+            self._execute(options, "pass", out, surface, Belief())
 
-    def _take(self, result: Result, belief: Belief) -> None:
+    def _take(self, result: Result, belief: Belief, surface: Surface) -> None:
         """Bring values into the notebook."""
         if not result.values:
             return
+        from kcoral_magic.values.codec import Opaque
         from kcoral_magic.values.digest import digest
 
+        for note in result.value_notes:
+            surface.note(note)
+        if opaque := [name for name, value in result.values.items() if isinstance(value, Opaque)]:
+            surface.note(
+                f"{', '.join(opaque)} came as type and text only: other than plain values, arrays, tensors and tables "
+                f"come from a gateway that is trusted, %kcoral connect {self._magics.target().url or ''} --trust"
+            )
         for name, value in result.values.items():
             self._shell.user_ns[name] = value
             belief.sent.pop(name, None)

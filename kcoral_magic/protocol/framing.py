@@ -25,6 +25,7 @@ MAX_FRAME_BYTES = 4 + MAX_HEAD_BYTES + MAX_CHUNK_BYTES
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # one display or result; values have their own messages
 MAX_BUFFERS = 256  # MIME types of one bundle; a real one has fewer than ten
 
+_LARGE_BYTES = 128 * 1024  # a frame from here on is read into its own memory
 _LENGTH = struct.Struct("<I")
 Buffer = bytes | bytearray | memoryview
 M = TypeVar("M")
@@ -154,13 +155,47 @@ def pack(frames: Sequence[bytes]) -> bytes:
     return b"".join(piece for frame in frames for piece in (_LENGTH.pack(len(frame)), frame))
 
 
+def frame_with_room(body: object, size: int) -> tuple[bytearray, memoryview]:
+    """A frame whose one buffer of ``size`` bytes is still to be filled in, and where: a file is read right into it.
+
+    Raises:
+        ProtocolError: It does not fit one frame.
+    """
+    if size > MAX_CHUNK_BYTES:
+        raise ProtocolError(f"a buffer of {size} bytes fits no single frame")
+    head = _encoder.encode((body, (size,)))
+    frame = bytearray(4 + len(head) + size)
+    _LENGTH.pack_into(frame, 0, len(head))
+    frame[4 : 4 + len(head)] = head
+    return frame, memoryview(frame)[4 + len(head) :]
+
+
 class StreamSplitter:
-    """Cuts a byte stream back into frames; the stream's websocket equivalent of message boundaries."""
+    """Cuts a byte stream back into frames; the stream's websocket equivalent of message boundaries.
+
+    A frame whose end is far off gets memory of its own (``room``), so that its bytes are read to where they stay.
+    """
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self._large: bytearray | None = None  # the frame that is being read into its own memory
+        self._filled = 0
 
-    def feed(self, data: Buffer) -> list[bytes]:
+    @property
+    def room(self) -> memoryview | None:
+        """Where the next bytes may be read to directly; tell ``filled`` how many came."""
+        return None if self._large is None else memoryview(self._large)[self._filled :]
+
+    def filled(self, count: int) -> bytearray | None:
+        """``count`` bytes were read into ``room``; the frame, if that completes it."""
+        assert self._large is not None
+        self._filled += count
+        if self._filled < len(self._large):
+            return None
+        frame, self._large = self._large, None
+        return frame
+
+    def feed(self, data: Buffer) -> list[bytes | bytearray]:
         """The frames that ``data`` completes.
 
         Raises:
@@ -168,8 +203,17 @@ class StreamSplitter:
         """
         return list(self.split(data))
 
-    def split(self, data: Buffer) -> Iterator[bytes]:
+    def split(self, data: Buffer) -> Iterator[bytes | bytearray]:
         """As ``feed``, one by one: what comes before an error is given out first."""
+        if self._large is not None:
+            view = memoryview(data)
+            part = view[: len(self._large) - self._filled]
+            self._large[self._filled : self._filled + part.nbytes] = part
+            whole = self.filled(part.nbytes)
+            if whole is None:
+                return
+            yield whole
+            data = view[part.nbytes :]
         self._buffer += data
         start, end = 0, len(self._buffer)
         try:
@@ -178,6 +222,9 @@ class StreamSplitter:
                 if size > MAX_FRAME_BYTES:
                     raise ProtocolError(f"a frame has at most {MAX_FRAME_BYTES} bytes, {size} were announced")
                 if end - start - 4 < size:
+                    if size >= _LARGE_BYTES:
+                        self._begin_large(size, start + 4)
+                        start = end
                     break
                 frame = bytes(memoryview(self._buffer)[start + 4 : start + 4 + size])
                 start += 4 + size
@@ -185,7 +232,14 @@ class StreamSplitter:
         finally:
             del self._buffer[:start]
 
+    def _begin_large(self, size: int, start: int) -> None:
+        self._large = bytearray(size)
+        part = memoryview(self._buffer)[start:]
+        self._large[: part.nbytes] = part
+        self._filled = part.nbytes
+        part.release()
+
     @property
     def has_partial(self) -> bool:
         """Whether bytes of an unfinished frame are waiting."""
-        return bool(self._buffer)
+        return bool(self._buffer) or self._large is not None

@@ -24,12 +24,13 @@ from kcoral_magic.protocol.transfers import (
     InputReply,
     InputRequest,
     Names,
-    Part,
     Piece,
     Returned,
+    Spool,
     Supplied,
     Supply,
     Want,
+    Written,
 )
 from kcoral_magic.protocol.wire import (
     ExecutionId,
@@ -523,7 +524,7 @@ class Ended(Wire, frozen=True):
     poison: Text = ""
 
 
-ToWorker = FilePart | Run | Supplied | InputReply | Shutdown
+ToWorker = FilePart | Run | Supplied | Spool | InputReply | Shutdown
 FromWorker = (
     Ready
     | Drain
@@ -532,7 +533,7 @@ FromWorker = (
     | ClearOutput
     | Want
     | Bound
-    | Part
+    | Written
     | Returned
     | Names
     | InputRequest

@@ -118,11 +118,15 @@ class Bound(Wire, frozen=True):
 
 
 class Returned(Wire, frozen=True):
-    """The values that were asked for. Buffers: their parcel, or none if it is the blob ``digest``."""
+    """The values that were asked for, with the parcel's digest and size.
+
+    Buffers: the parcel, if it is small; else it is being written to ``blob``, whose bytes can be fetched as they come.
+    """
 
     digest: Digest
     size: Number
     problems: tuple[tuple[Name, Text], ...] = ()
+    blob: Digest | None = None
 
 
 class Names(Wire, frozen=True):
@@ -227,5 +231,9 @@ class Supplied(Wire, frozen=True):
     problem: Text = ""
 
 
-class Part(Wire, frozen=True):
-    """The next bytes of a large parcel of results. Buffers: the bytes. ``Returned`` ends it."""
+class Spool(Wire, frozen=True):
+    """Write the results that a ``Returned`` has announced to the descriptor that comes along."""
+
+
+class Written(Wire, frozen=True):
+    """They are written."""

@@ -6,6 +6,7 @@ offsets, so nothing of it is trusted: every range is checked against the parcel 
 
 from __future__ import annotations
 
+import secrets
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Annotated
@@ -18,6 +19,7 @@ from kcoral_magic.errors import ValueRefused
 from kcoral_magic.values.buffers import Buffer
 
 ALIGN = 64
+_UNCOPIED_BYTES = 64 * 1024  # smaller parts are joined: a message has few buffers
 MAX_INDEX_BYTES = 4 * 1024 * 1024
 _LENGTH = struct.Struct("<II")
 _MAGIC = 0x4B50_0001  # "KP", version 1
@@ -41,11 +43,18 @@ class Parcel:
 
     def __init__(self, entries: Sequence[Entry], parts: Sequence[Buffer]) -> None:
         index = msgspec.msgpack.encode(entries)
-        lead = _LENGTH.pack(_MAGIC, len(index)) + index
-        self.segments: list[memoryview] = [memoryview(lead), memoryview(bytes(-len(lead) % ALIGN))]
+        lead = _LENGTH.pack(_MAGIC, len(index)) + index + secrets.token_bytes(8)  # no two are one blob
+        self.segments: list[memoryview] = []
+        small = [memoryview(lead), memoryview(bytes(-len(lead) % ALIGN))]
         for part in parts:
             view = memoryview(part)
-            self.segments += [view, memoryview(bytes(-view.nbytes % ALIGN))]
+            if view.nbytes >= _UNCOPIED_BYTES:
+                self.segments += [memoryview(b"".join(small)), view]
+                small = []
+            else:
+                small.append(view)
+            small.append(memoryview(bytes(-view.nbytes % ALIGN)))
+        self.segments.append(memoryview(b"".join(small)))
         self.segments = [segment for segment in self.segments if segment.nbytes]
         self.size = sum(segment.nbytes for segment in self.segments)
 
@@ -117,9 +126,9 @@ class Opened:
         magic, index_bytes = _LENGTH.unpack_from(view)
         if magic != _MAGIC or index_bytes > min(MAX_INDEX_BYTES, view.nbytes - _LENGTH.size):
             raise ValueRefused("the bytes are no parcel of values")
-        lead = _LENGTH.size + index_bytes
+        lead = _LENGTH.size + index_bytes + 8
         try:
-            self.entries = _decoder.decode(view[_LENGTH.size : lead])
+            self.entries = _decoder.decode(view[_LENGTH.size : lead - 8])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueRefused(f"the parcel's index cannot be read: {error}") from None
         self._data = view[min(lead + -lead % ALIGN, view.nbytes) :]
