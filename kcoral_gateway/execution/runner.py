@@ -27,6 +27,9 @@ from kcoral_magic.protocol import transfers as t
 
 _log = getLogger(__name__)
 _OTHER_BYTES = 256 * 1024 * 1024  # of one execution's displays and results: a bound on abuse, told when met
+_SUPPLY_S = 3600.0  # as long as a client may be away; what it sends goes on meanwhile
+_SUPPLY_LOOK_S = 5.0
+_SUPPLY_ALONE_LOOKS = 24  # two minutes with nobody connected who could send
 T = TypeVar("T")
 
 
@@ -120,6 +123,8 @@ class Runner:
         """What a running execution was waiting for; one that does not run any more needs nothing."""
         worker = session.side_worker or session.worker
         if session.current is execution and execution.is_sent and worker is not None and worker.gone is None:
+            execution.is_wanting = False
+            session.waits_since_s = None
             worker.send(body, buffers)
 
     # ── one session ──
@@ -142,6 +147,7 @@ class Runner:
                 execution.finish("failed", "internal", f"a fault of the gateway; its log has {execution.execution_id}")
             finally:
                 session.current = None
+                session.waits_since_s = None
                 session.idle_since_s = time.monotonic()
                 if session.state != "lost":
                     session.state = "idle"
@@ -325,6 +331,10 @@ class Runner:
         if isinstance(body, m.Finished):
             self._finish(execution, body)
             return
+        if isinstance(body, t.Want):
+            self._watch_want(execution)
+        elif isinstance(body, t.InputRequest) and (session := self._session_of(execution)) is not None:
+            session.waits_since_s = time.monotonic()
         if isinstance(body, t.Returned) and body.blob is not None:
             try:
                 self._artifacts.take_in(execution.principal, body.blob, body.size)
@@ -339,6 +349,29 @@ class Runner:
                 execution.displays_cut += 1
                 return
         execution.emit(body, buffers)
+
+    def _session_of(self, execution: Execution) -> Session | None:
+        return next((session for session in self._sessions if session.current is execution), None)
+
+    def _watch_want(self, execution: Execution) -> None:
+        """A worker that waits for its client's values must not wait for a client that is gone."""
+        execution.is_wanting = True
+        until_s = time.monotonic() + _SUPPLY_S
+        loop = asyncio.get_running_loop()
+
+        def look(alone: int) -> None:
+            if not execution.is_wanting or execution.journal.is_finished:
+                return
+            is_alone = len(execution.watchers) <= 1  # the journal's own
+            if alone < _SUPPLY_ALONE_LOOKS and time.monotonic() < until_s:
+                loop.call_later(_SUPPLY_LOOK_S, look, alone + 1 if is_alone else 0)
+                return
+            session = self._session_of(execution)
+            if session is not None:
+                problem = "the values that the cell needs never came: its client is gone"
+                self.pass_on(session, execution, m.Deliver(execution.execution_id, "", 0, problem), (b"", b""))
+
+        look(0)
 
     def _finish(self, execution: Execution, body: m.Finished) -> None:
         if execution.journal.is_finished:  # as lost, say by a restart of its session

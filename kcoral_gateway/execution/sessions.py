@@ -44,6 +44,7 @@ class Execution:
     manifest: bytes = b""
     parcel: bytes = b""
     wants: tuple[t.Wanted, ...] = ()
+    is_wanting: bool = False  # its worker waits for values
     namespace: str = ""  # of the session's worker that it ran in
 
     def emit(self, body: m.EventBody, buffers: Sequence[framing.Buffer] = ()) -> None:
@@ -97,6 +98,7 @@ class Session:
     executions: int = 0
     has_state: bool = False
     idle_since_s: float = 0.0
+    waits_since_s: float | None = None  # its body has asked a person, who has not answered yet: that is idle
     task: asyncio.Task[None] | None = None
 
     def why_lost(self, namespace: str) -> str | None:
@@ -122,14 +124,17 @@ class Session:
 
     def info(self, now: float) -> m.SessionInfo:
         """As its principal sees it; ``now`` is monotonic."""
+        idle_s: float | None = max(0.0, now - (self.idle_since_s or now))
+        if self.current is not None:
+            idle_s = None if self.waits_since_s is None else max(0.0, now - self.waits_since_s)
         return m.SessionInfo(
             self.shown_name,
-            self.state,
+            "asking" if self.waits_since_s is not None else self.state,
             tuple(gpu_message(device) for device in self.devices or ()),
             len(self.queue),
             self.executions,
             self.created_s,
-            None if self.current is not None else max(0.0, now - (self.idle_since_s or now)),
+            idle_s,
         )
 
     def reshape(self, gpus: int | None) -> bool:

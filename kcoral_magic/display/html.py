@@ -70,6 +70,12 @@ def note(text: str) -> str:
     return f'<div style="opacity:.65;font-size:85%">kcoral: {escape(text)}</div>'
 
 
+def bar(done: float, whole: float, width: int = 16) -> str:
+    """How much is done, as text: ``████████░░░░░░░░``."""
+    filled = round(width * min(1.0, done / whole)) if whole else width
+    return "█" * filled + "░" * (width - filled)
+
+
 def size(count: float) -> str:
     """Bytes as people write them: ``588.9 kB``, ``1.2 GB``."""
     if count < 1000:

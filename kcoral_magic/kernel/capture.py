@@ -120,7 +120,9 @@ def lines(out: Outgoing) -> Callable[[tuple[t.BoundName, ...]], list[str]]:
 
     def say(names: tuple[t.BoundName, ...]) -> list[str]:
         told = []
-        new = [bound.name for bound in names if bound.what == "new"]
+        # A module is only its name: that goes without saying.
+        modules = {name for name, digest in out.digests.items() if digest.startswith("m")}
+        new = [bound.name for bound in names if bound.what == "new" and bound.name not in modules]
         if new:
             told.append(f"sent {_listed([_described(name, out, shown) for name in new])}")
         changed = [bound for bound in names if bound.what == "changed"]
@@ -131,7 +133,7 @@ def lines(out: Outgoing) -> Callable[[tuple[t.BoundName, ...]], list[str]]:
             if bound.what == "kept":
                 other = f"the notebook's ({here})" if here != bound.was else "the notebook's"
                 told.append(
-                    f"{bound.name}: the session's own ({bound.was}) is used, {other} was not sent; -i {bound.name} does"
+                    f"{bound.name} is the session's own ({bound.was}); {other} was not sent, -i {bound.name} sends it"
                 )
             elif bound.what == "missing":
                 told.append(f"{bound.name} did not arrive: {bound.was}")

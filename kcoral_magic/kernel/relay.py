@@ -109,7 +109,7 @@ class Relay:
                 if not self._is_quiet:
                     self._surface.settle(f"[kcoral: the connection was away for {html.duration(lost_s)}]")
             case Progress(what=what, done=done, size=size):
-                self._wait(f"{what}: {html.size(done)} of {html.size(size)}", is_anew=True)
+                self._wait(f"{what} {html.bar(done, size)} {html.size(done)} of {html.size(size)}", is_anew=True)
             case t.Bound(names=names):
                 self._bound(names)
             case m.CaughtUp() | t.Want() | t.Returned() | t.Names() | t.InputRequest():

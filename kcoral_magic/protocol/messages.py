@@ -117,10 +117,10 @@ class Peer(Wire, frozen=True):
 
 
 class SessionInfo(Wire, frozen=True):
-    """A session as its principal sees it. ``idle_s`` is ``None`` while something runs."""
+    """A session as its principal sees it. ``idle_s`` is ``None`` while something runs; ``asking`` is idle."""
 
     name: Short
-    state: Literal["new", "queued", "starting", "idle", "running", "lost"]
+    state: Literal["new", "queued", "starting", "idle", "running", "asking", "lost"]
     gpus: tuple[Gpu, ...]
     queued: Number
     executions: Number

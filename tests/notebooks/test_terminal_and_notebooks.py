@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -75,3 +76,22 @@ def test_a_remote_error_stops_a_notebook_run(env: dict[str, str]) -> None:
 def test_the_quickstart_runs_as_it_is_shipped(env: dict[str, str]) -> None:
     notebook = nbformat.read(ROOT / "notebooks" / "quickstart.ipynb", as_version=4)
     _run([cell.source for cell in notebook.cells if cell.cell_type == "code"], env)
+
+
+def test_the_values_notebook_runs_as_it_is_shipped(
+    gateway: GatewayProcess, env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a gateway that is trusted, as one's own is: a class of the notebook comes back as itself."""
+    folder = tmp_path / "notebooks"
+    shutil.copytree(ROOT / "notebooks", folder)
+    notebook = nbformat.read(folder / "values.ipynb", as_version=4)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    cells[0].source += f"\n%kcoral connect {gateway.url} --trust"
+    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(folder)}}).execute()
+    shown = [str(cell.outputs) for cell in cells]
+    assert any("rate 0.5 → 2.0" in text for text in shown)
+    assert any("Run('run-5', loss=0.167) True" in text for text in shown)
+    assert any("tuned lives in the remote session" in text for text in shown)
+    assert not (folder / "fetched").exists()

@@ -57,9 +57,6 @@ class Armed:
     def __setstate__(self, state: Any) -> None:
         RAN.append("setstate")
 
-    def __del__(self) -> None:
-        """Runs whatever is done: the reader makes no more objects than the head names."""
-
     @property
     def prop(self) -> int:
         RAN.append("property")
@@ -211,7 +208,7 @@ def test_trees_of_random_tags_are_read_or_refused(node: Any) -> None:
 def test_what_describes_no_value_is_refused(node: Any) -> None:
     refused(node)
     if not isinstance(node, bytes):
-        refused([0, [node]], b"")
+        refused([1, [node]])
 
 
 @pytest.mark.parametrize("tag", [0, 1, 3])
@@ -433,7 +430,7 @@ def test_no_code_of_the_writer_runs_unless_pickles_are_taken(form: str, tmp_path
         found = opened(parcel.pack(entries).joined())
     finally:
         sys.path.remove(str(tmp_path))
-    assert all(isinstance(value, ValueRefused) for value in found)
+    assert all(isinstance(value, ValueRefused | codec.Opaque) for value in found)
     assert not mark.exists()
     assert "evil_module" not in sys.modules
 
