@@ -55,6 +55,7 @@ def _serve_options(to: argparse.ArgumentParser, allow_host: str) -> None:
     add("--simulate-gpus", type=_number(0, 1024), metavar="N", default=argparse.SUPPRESS, help="pretend to have N GPUs")
     add("--memory-gib", type=_positive, metavar="GIB", default=argparse.SUPPRESS, help="memory of one worker (16)")
     add("--workspace-gib", type=_positive, metavar="GIB", default=argparse.SUPPRESS, help="files of one session (8)")
+    add("--cache-gib", type=_positive, metavar="GIB", default=argparse.SUPPRESS, help="files kept for each user (50)")
     add(
         "--processes",
         type=_number(8, 1 << 20),
@@ -99,6 +100,7 @@ def config_of(options: argparse.Namespace) -> Config:
         sandbox=given.get("sandbox", "auto"),
         simulate_gpus=given.get("simulate_gpus", 0),
         is_embedded=given.get("embedded", False),
+        artifact_bytes=int(given.get("cache_gib", 50.0) * GiB),
         limits=Limits(
             memory_bytes=int(given["memory_gib"] * GiB) if "memory_gib" in given else limits.memory_bytes,
             workspace_bytes=int(given["workspace_gib"] * GiB) if "workspace_gib" in given else limits.workspace_bytes,

@@ -221,6 +221,8 @@ class _Client:
             case t.Fetch():
                 self._answers.append(body)
                 self._wake()
+            case t.ListStorage(request=request):
+                self._answer(t.Storage(request, *service.artifacts.usage(who)))
             case t.Drop(digest=digest):
                 service.artifacts.drop(who, digest)
             case m.Ping():

@@ -168,6 +168,10 @@ class AsyncClient:
         """A session's newest executions, newest first."""
         return (await self._ask(m.Executions, m.ListExecutions(next(self._numbers), session))).executions
 
+    async def storage(self) -> t.Storage:
+        """What the principal's files and values take at the gateway."""
+        return await self._ask(t.Storage, t.ListStorage(next(self._numbers)))
+
     async def restart(self, session: str = "", gpus: int | Literal["all"] | None = None) -> None:
         """Give a session a new, empty worker."""
         await self._ask(m.Done, m.Restart(next(self._numbers), m.SessionAsk(session, gpus)))

@@ -20,6 +20,7 @@ from kcoral_magic.client.execution import ACK_BYTES, AsyncExecution, is_last, ne
 from kcoral_magic.client.files import FileSet
 from kcoral_magic.client.results import Collector, Output, Progress, Result
 from kcoral_magic.protocol import messages as m
+from kcoral_magic.protocol import transfers as t
 
 T = TypeVar("T")
 _WAKE = Output(0, Progress("", 0, 0))  # the body could not be sent: look why
@@ -97,6 +98,10 @@ class Client:
     def executions(self, session: str = "") -> tuple[m.ExecutionInfo, ...]:
         """As ``AsyncClient.executions``."""
         return self._loop.call(self.aio.executions(session))
+
+    def storage(self) -> t.Storage:
+        """As ``AsyncClient.storage``."""
+        return self._loop.call(self.aio.storage())
 
     def restart(self, session: str = "", gpus: int | Literal["all"] | None = None) -> None:
         """As ``AsyncClient.restart``."""

@@ -109,8 +109,13 @@ class Filing:
     def df(self, session: str) -> html.Table:
         """How full it is."""
         total, used, free = self._ask(session, f"{_ASK}.usage()")
-        rows = (("workspace", html.size(total), html.size(used), html.size(free)),)
-        return html.Table("kcoral: the session's disk", ("", "size", "used", "free"), rows)
+        cache = self._magics.proxy.client(self._magics.target).storage()
+        left = max(0, cache.limit_bytes - cache.used_bytes)
+        rows = (
+            ("workspace", html.size(total), html.size(used), html.size(free)),
+            ("your files at the gateway", html.size(cache.limit_bytes), html.size(cache.used_bytes), html.size(left)),
+        )
+        return html.Table("kcoral: disks", ("", "size", "used", "free"), rows)
 
     def _is_same(self, target: Path, size: int, digest: str) -> bool:
         try:

@@ -12,17 +12,11 @@ names in their lines count too.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-# Line and cell magics whose argument or body is Python, run in the namespace of the cell.
-_CODE_MAGICS = frozenset(("time", "timeit", "prun", "capture", "memit", "mprun", "lprun", "debug"))
-_RUNS = {"run_line_magic": "line", "run_cell_magic": "cell", "system": "shell", "getoutput": "shell", "magic": "line"}
-# IPython's interpolation: $name, $$ for a dollar, {expression} with {{ for a brace.
-_DOLLAR = re.compile(r"(?<!\$)\$(\w+)")
-_BRACES = re.compile(r"(?<!\{)\{([^{}]+)\}(?!\})")
-_OPTION = re.compile(r"^(\s*-\w+(\s+\d+)?)+\s+")
+from kcoral_magic.names.bodies import function_reads, global_writes, type_parameters
+from kcoral_magic.names.magics import MagicText, magic_text
 
 
 @dataclass
@@ -227,12 +221,12 @@ class _Walker:
     def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         for decorator in node.decorator_list:
             self.expression(decorator)
-        types = _type_parameters(node)
+        types = type_parameters(node)
         self.arguments(node.args, hidden=types)
         if node.returns is not None and not types:
             self.expression(node.returns)
-        inner = _function_reads(node, self.imports) - types
-        for name in _global_writes(node):
+        inner = function_reads(node, self.imports, _Walker) - types
+        for name in global_writes(node):
             self.ever.add(name)
         self.bind(node.name)
         self.deferred[node.name] = [inner]
@@ -257,9 +251,9 @@ class _Walker:
         inner.block(node.body)
         for name in inner.reads:
             self.read(name)
-        types = _type_parameters(node)
+        types = type_parameters(node)
         methods = [names - types for several in inner.deferred.values() for names in several]
-        methods += [_function_reads(part, self.imports) for part in node.body if isinstance(part, _FUNCTIONS)]
+        methods += [function_reads(part, self.imports, _Walker) for part in node.body if isinstance(part, _FUNCTIONS)]
         self.bind(node.name)
         self.deferred[node.name] = methods
 
@@ -276,12 +270,12 @@ class _Walker:
                 self.bind(target.id)
             case ast.Lambda(args=arguments):
                 self.arguments(arguments)
-                for name in sorted(_function_reads(node, self.imports)):
+                for name in sorted(function_reads(node, self.imports, _Walker)):
                     self.read(name)
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
                 self.comprehension(node)
-            case ast.Call() if (text := _shell_text(node)) is not None:
-                self.shell(*text)
+            case ast.Call() if (text := magic_text(node)) is not None:
+                self.shell(text)
             case ast.BoolOp(values=values):
                 self.expression(values[0])
                 before = set(self.bound)
@@ -331,19 +325,12 @@ class _Walker:
 
     # ── magics and commands ──
 
-    def shell(self, kind: str, magic: str, line: str, body: str) -> None:
+    def shell(self, text: MagicText) -> None:
         """The names in a magic's line, its body, or a ``!command``."""
-        for name in _DOLLAR.findall(line):
+        for name in text.names:
             self.read(name)
-        for text in _BRACES.findall(line):
-            self.python(text)
-        if kind == "shell" or magic not in _CODE_MAGICS:
-            return
-        code = _OPTION.sub("", line)
-        if code.strip() and magic != "capture":
+        for code in text.codes:
             self.python(code)
-        if body:
-            self.python(body)
 
     def python(self, source: str) -> None:
         """Code inside of a magic runs in this namespace too."""
@@ -368,95 +355,3 @@ def _leaves(body: list[ast.stmt]) -> bool:
 
 def _mentions(node: ast.AST, name: str) -> bool:
     return any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node))
-
-
-def _type_parameters(node: ast.AST) -> set[str]:
-    """``def f[T]``, ``class C[T]`` (Python 3.12)."""
-    return {part.name for part in getattr(node, "type_params", ())}
-
-
-def _function_reads(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, imports: dict[str, None]) -> set[str]:
-    """The globals that a function's body reads."""
-    body = [ast.Expr(node.body)] if isinstance(node, ast.Lambda) else node.body
-    arguments = node.args
-    own = {argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
-    own |= {argument.arg for argument in (arguments.vararg, arguments.kwarg) if argument is not None}
-    declared: set[str] = set()
-    reads: set[str] = set()
-    stack: list[ast.AST] = list(body)
-    while stack:
-        part = stack.pop()
-        match part:
-            case ast.FunctionDef() | ast.AsyncFunctionDef():
-                own.add(part.name)
-                reads |= _function_reads(part, imports)
-                stack += [*part.decorator_list, *part.args.defaults, *(d for d in part.args.kw_defaults if d)]
-                continue
-            case ast.Lambda():
-                reads |= _function_reads(part, imports)
-                stack += [*part.args.defaults, *(d for d in part.args.kw_defaults if d)]
-                continue
-            case ast.ClassDef():
-                own.add(part.name)
-                inner = _Walker()
-                inner.imports = imports
-                inner.block(part.body)
-                reads |= set(inner.reads) | {name for s in inner.deferred.values() for names in s for name in names}
-                stack += [*part.decorator_list, *part.bases, *(keyword.value for keyword in part.keywords)]
-                continue
-            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
-                walker = _Walker()
-                walker.imports = imports
-                walker.comprehension(part)
-                reads |= set(walker.reads)
-                own |= walker.ever
-                continue
-            case ast.Global(names=names):
-                declared |= set(names)
-            case ast.AugAssign(target=ast.Name(id=name)):
-                reads.add(name)
-            case ast.Name(id=name, ctx=ast.Load()):
-                reads.add(name)
-            case ast.Name(id=name):
-                own.add(name)
-            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
-                own.add(name)
-            case ast.MatchMapping(rest=str(name)):
-                own.add(name)
-            case ast.Import(names=aliases):
-                for alias in aliases:
-                    imports[alias.name] = None
-                    own.add(alias.asname or alias.name.partition(".")[0])
-            case ast.ImportFrom(module=module, names=aliases, level=level):
-                for alias in aliases:
-                    if module and not level:
-                        imports[module] = None
-                        imports[f"{module}.{alias.name}"] = None
-                    own.add(alias.asname or alias.name)
-            case ast.Call() if (text := _shell_text(part)) is not None:
-                walker = _Walker()
-                walker.shell(*text)
-                reads |= set(walker.reads)
-                continue
-        stack.extend(ast.iter_child_nodes(part))
-    return (reads - own) | (reads & declared)
-
-
-def _global_writes(node: ast.AST) -> set[str]:
-    return {name for part in ast.walk(node) if isinstance(part, ast.Global) for name in part.names}
-
-
-def _shell_text(node: ast.Call) -> tuple[str, str, str, str] | None:
-    """``(kind, magic, line, body)`` of a call that IPython's transformer has made of a magic or a command."""
-    match node.func:
-        case ast.Attribute(value=ast.Call(func=ast.Name(id="get_ipython")), attr=attr) if attr in _RUNS:
-            texts = [part.value if isinstance(part, ast.Constant) else "" for part in node.args]
-            words = [str(text) for text in texts] + ["", "", ""]
-            kind = _RUNS[attr]
-            if kind == "shell":
-                return kind, "", words[0], ""
-            if attr == "magic":
-                name, _, line = words[0].partition(" ")
-                return kind, name, line, ""
-            return kind, words[0], words[1], words[2] if kind == "cell" else ""
-    return None

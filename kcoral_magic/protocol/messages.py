@@ -23,10 +23,12 @@ from kcoral_magic.protocol.transfers import (
     Held,
     InputReply,
     InputRequest,
+    ListStorage,
     Names,
     Piece,
     Returned,
     Spool,
+    Storage,
     Supplied,
     Supply,
     Want,
@@ -361,6 +363,7 @@ ToGateway = (
     | Chunk
     | Fetch
     | Drop
+    | ListStorage
     | Ping
     | Pong
     | ListSessions
@@ -434,7 +437,9 @@ class Done(Wire, frozen=True):
     request: Number
 
 
-ToClient = Event | Skip | CaughtUp | Problem | Held | Piece | Ping | Pong | Sessions | GpuList | Executions | Done
+ToClient = (
+    Event | Skip | CaughtUp | Problem | Held | Piece | Storage | Ping | Pong | Sessions | GpuList | Executions | Done
+)
 
 # ── Gateway ⇄ worker host ───────────────────────────────────────────────────────────────────────────────────────────
 

@@ -204,6 +204,20 @@ class Held(Wire, frozen=True):
     offsets: tuple[Number, ...]
 
 
+class ListStorage(Wire, frozen=True):
+    """Asks for a ``Storage`` reply."""
+
+    request: Number
+
+
+class Storage(Wire, frozen=True):
+    """Reply to ``ListStorage``: what the principal's files and values take at the gateway, and may take."""
+
+    request: Number
+    used_bytes: Number
+    limit_bytes: Number
+
+
 class Piece(Wire, frozen=True):
     """Reply to ``Fetch``. Buffers: the bytes."""
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from kcoral_magic.errors import ValueRefused
-from kcoral_magic.values import parcel, pickled, tree
+from kcoral_magic.values import parcel, pickled, tree, versions
 from kcoral_magic.values.buffers import Buffer, NotSafe, Reader, Writer
 from kcoral_magic.values.digest import digest, shown
 
@@ -98,7 +98,8 @@ def _entries(
             writer = Writer()
             writer.buffers, shared.buffers = shared.buffers, []
             writer.notes, shared.notes = shared.notes, []
-        entry = parcel.Entry(name, kind, (0, 0), (), mark, shown(value), tuple(writer.notes))
+        made_with = versions.here() if kind == "pickle" else ()
+        entry = parcel.Entry(name, kind, (0, 0), (), mark, shown(value), tuple(writer.notes), made_with)
         entries.append((entry, head, list(writer.buffers)))
     return {}, entries
 
@@ -186,7 +187,9 @@ class Unpacked:
             except ValueRefused as error:
                 yield entry, error
             except Exception as error:  # noqa: BLE001 - a pickle's code may raise anything
-                yield entry, ValueRefused(f"{entry.name} cannot be read here: {type(error).__name__}: {error}")
+                text = f"{entry.name} cannot be read here: {type(error).__name__}: {error}"
+                differing = versions.difference(entry.versions)
+                yield entry, ValueRefused(f"{text} ({differing})" if differing else text)
 
     def _value(self, entry: parcel.Entry) -> Any:
         head = self._opened.part(entry.head)

@@ -36,6 +36,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
     digest: str = ""
     shown: str = ""
     notes: tuple[str, ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()  # of the sender's packages, with a pickle
 
 
 class Parcel:
