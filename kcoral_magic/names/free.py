@@ -46,27 +46,51 @@ def cell_names(source: str) -> CellNames:
         walker.end()
     except RecursionError:  # a body nested a thousand deep: what was found so far counts
         pass
-    return CellNames(list(walker.reads), walker.ever, list(walker.imports))
+    return CellNames(list(walker.reads), walker.ever | walker.written_inside, list(walker.imports))
 
 
 class _Walker:
     """Walks the top level of a cell, or of a body that runs in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, outer: set[str] | None = None) -> None:
         self.reads: dict[str, None] = {}
         self.imports: dict[str, None] = {}
         self.ever: set[str] = set()
         self.bound: set[str] = set()  # on every path to here
         self.deferred: dict[str, list[set[str]]] = {}  # what using a function of this cell reads
+        # In a class body: what is bound around it. Functions, lambdas and comprehensions see that, and not the class.
+        self._outer = outer
+        self.written_inside: set[str] = set()  # by functions, as globals
 
     # ── names ──
 
     def read(self, name: str) -> None:
         if name not in self.bound:
             self.reads[name] = None
-        for names in self.deferred.pop(name, ()):
-            for inner in sorted(names):
-                self.read(inner)
+        self._use(name)
+
+    def _use(self, *names: str) -> None:
+        """Running a function of this cell reads what its body reads, as things are bound by then."""
+        waiting, seen = [name for name in names if name in self.deferred], set()
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            for inner in sorted({inner for names in self.deferred[name] for inner in names}):
+                if inner not in self._seen_inside:
+                    self.reads[inner] = None
+                if inner in self.deferred:
+                    waiting.append(inner)
+
+    def _read_inside(self, name: str) -> None:
+        if name not in self._seen_inside:
+            self.reads[name] = None
+        self._use(name)
+
+    @property
+    def _seen_inside(self) -> set[str]:
+        return self.bound if self._outer is None else self._outer
 
     def bind(self, name: str) -> None:
         self.bound.add(name)
@@ -101,13 +125,16 @@ class _Walker:
 
     def branches(self, *bodies: Iterable[ast.stmt], is_complete: bool) -> None:
         """Bodies of which one runs (or none, unless ``is_complete``): bound after them is what all have bound."""
-        before = set(self.bound)
+        before, functions = set(self.bound), self.deferred
         after: list[set[str]] = []
+        ways = [] if is_complete and bodies else [functions]
         for body in bodies:
-            self.bound = set(before)
+            self.bound, self.deferred = set(before), dict(functions)
             self.block(body)
             after.append(self.bound)
+            ways.append(self.deferred)
         self.bound = set.intersection(*after) if is_complete and after else before
+        self.deferred = _merged(ways)
 
     def statement(self, node: ast.stmt) -> None:
         match node:
@@ -128,15 +155,17 @@ class _Walker:
                 self.expression(given)
                 if given is not None:
                     self.target(target)
+                elif not isinstance(target, ast.Name):
+                    self.expression(target)
             case (
                 ast.For(target=target, iter=source, body=body, orelse=orelse)
                 | ast.AsyncFor(target=target, iter=source, body=body, orelse=orelse)
             ):
                 self.expression(source)
-                before = set(self.bound)
+                before, functions = set(self.bound), dict(self.deferred)
                 self.target(target)
                 self.block(body)
-                self.bound = before
+                self.bound, self.deferred = before, _merged([functions, self.deferred])
                 self.branches(orelse, is_complete=False)
             case ast.While(test=test, body=body, orelse=orelse):
                 self.expression(test)
@@ -150,7 +179,10 @@ class _Walker:
                     self.expression(item.context_expr)
                     if item.optional_vars is not None:
                         self.target(item.optional_vars)
+                before = set(self.bound)
                 self.block(body)
+                if any(_swallows(item.context_expr) for item in items):
+                    self.bound = before
             case ast.Try() | ast.TryStar():
                 self.try_(node)
             case ast.Match(subject=subject, cases=cases):
@@ -168,9 +200,7 @@ class _Walker:
                     self.bind(alias.asname or alias.name)
             case ast.Delete(targets=targets):
                 for target in targets:
-                    self.expression(_as_load(target))
-                    if isinstance(target, ast.Name):
-                        self.bound.discard(target.id)
+                    self.delete(target)
             case ast.Global() | ast.Nonlocal() | ast.Pass() | ast.Break() | ast.Continue():
                 pass
             case _:
@@ -180,11 +210,23 @@ class _Walker:
                     elif isinstance(child, ast.stmt):
                         self.statement(child)
 
+    def delete(self, target: ast.expr) -> None:
+        match target:
+            case ast.Name(id=name):
+                if name not in self.bound:
+                    self.reads[name] = None
+                self.bound.discard(name)
+                self.deferred.pop(name, None)
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                for part in parts:
+                    self.delete(part)
+            case _:
+                self.expression(target)
+
     def try_(self, node: ast.Try | ast.TryStar) -> None:
         before = set(self.bound)
         self.block([*node.body, *node.orelse])
-        whole = self.bound
-        paths = [whole]
+        paths = [self.bound]
         for handler in node.handlers:
             self.bound = set(before)
             self.expression(handler.type)
@@ -194,8 +236,10 @@ class _Walker:
             self.bound.discard(handler.name or "")
             if not _leaves(handler.body):
                 paths.append(self.bound)
-        self.bound = set.intersection(*paths)
+        after = set.intersection(*paths)
+        self.bound = set(before)  # the last block runs after any part of the others
         self.block(node.finalbody)
+        self.bound |= after
 
     def match(self, subject: ast.expr, cases: list[ast.match_case]) -> None:
         self.expression(subject)
@@ -206,8 +250,11 @@ class _Walker:
                 match part:
                     case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
                         self.bind(name)
-                    case ast.MatchMapping(rest=str(name)):
-                        self.bind(name)
+                    case ast.MatchMapping(keys=keys, rest=name):
+                        for key in keys:
+                            self.expression(key)
+                        if name is not None:
+                            self.bind(name)
                     case ast.MatchValue(value=value):
                         self.expression(value)
                     case ast.MatchClass(cls=value):
@@ -225,11 +272,9 @@ class _Walker:
         self.arguments(node.args, hidden=types)
         if node.returns is not None and not types:
             self.expression(node.returns)
-        inner = function_reads(node, self.imports, _Walker) - types
-        for name in global_writes(node):
-            self.ever.add(name)
+        self.written_inside |= global_writes(node)
         self.bind(node.name)
-        self.deferred[node.name] = [inner]
+        self.deferred[node.name] = [function_reads(node, self.imports, _Walker) - types]
         if node.decorator_list:  # a decorator may run it at once
             self.read(node.name)
 
@@ -245,17 +290,21 @@ class _Walker:
     def class_(self, node: ast.ClassDef) -> None:
         for part in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
             self.expression(part)
-        inner = _Walker()
+        inner = _Walker(outer=self._seen_inside)
         inner.bound = set(self.bound)
         inner.imports = self.imports
+        inner.deferred = dict(self.deferred)
         inner.block(node.body)
         for name in inner.reads:
             self.read(name)
         types = type_parameters(node)
-        methods = [names - types for several in inner.deferred.values() for names in several]
+        own = [several for name, several in inner.deferred.items() if several is not self.deferred.get(name)]
+        methods = [names - types for several in own for names in several]
         methods += [function_reads(part, self.imports, _Walker) for part in node.body if isinstance(part, _FUNCTIONS)]
         self.bind(node.name)
         self.deferred[node.name] = methods
+        if node.decorator_list:
+            self.read(node.name)
 
     # ── expressions ──
 
@@ -271,7 +320,7 @@ class _Walker:
             case ast.Lambda(args=arguments):
                 self.arguments(arguments)
                 for name in sorted(function_reads(node, self.imports, _Walker)):
-                    self.read(name)
+                    self._read_inside(name)
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
                 self.comprehension(node)
             case ast.Call() if (text := magic_text(node)) is not None:
@@ -303,8 +352,9 @@ class _Walker:
         """The first iterable belongs outside, all else to a scope of its own; walruses bind outside."""
         self.expression(node.generators[0].iter)
         inner = _Walker()
-        inner.bound = set(self.bound)
+        inner.bound = set(self._seen_inside)
         inner.imports = self.imports
+        inner.deferred = dict(self.deferred)
         for number, generator in enumerate(node.generators):
             if number:
                 inner.expression(generator.iter)
@@ -315,13 +365,8 @@ class _Walker:
         for part in parts:
             inner.expression(part)
         for name in inner.reads:
-            self.read(name)
-        for part_node in ast.walk(node):
-            if isinstance(part_node, ast.NamedExpr):
-                self.ever.add(part_node.target.id)
-        for name, used in [(name, name in inner.bound) for name in list(self.deferred)]:
-            if used and name not in inner.deferred and _mentions(node, name):
-                self.read(name)
+            self._read_inside(name)
+        self.ever |= {part.target.id for part in ast.walk(node) if isinstance(part, ast.NamedExpr)}
 
     # ── magics and commands ──
 
@@ -353,5 +398,21 @@ def _leaves(body: list[ast.stmt]) -> bool:
     return bool(body) and isinstance(body[-1], ast.Raise | ast.Return | ast.Continue | ast.Break)
 
 
-def _mentions(node: ast.AST, name: str) -> bool:
-    return any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node))
+def _merged(ways: list[dict[str, list[set[str]]]]) -> dict[str, list[set[str]]]:
+    """The functions that a name may stand for after one of several ways."""
+    merged: dict[str, list[set[str]]] = {}
+    for way in ways:
+        for name, several in way.items():
+            known = merged.setdefault(name, [])
+            if known is not several:
+                merged[name] = [*known, *(names for names in several if names not in known)]
+    return merged
+
+
+# Context managers that are there to swallow what their body raises; any may, most do not.
+_SWALLOWING = frozenset(("suppress", "raises", "assertRaises", "ExitStack"))
+
+
+def _swallows(expression: ast.expr) -> bool:
+    called = expression.func if isinstance(expression, ast.Call) else expression
+    return getattr(called, "attr", getattr(called, "id", "")) in _SWALLOWING

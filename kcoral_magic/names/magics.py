@@ -12,7 +12,9 @@ _RUNS = {"run_line_magic": "line", "run_cell_magic": "cell", "system": "shell", 
 # IPython's interpolation: $name, $$ for a dollar, {expression} with {{ for a brace.
 _DOLLAR = re.compile(r"(?<!\$)\$(\w+)")
 _BRACES = re.compile(r"(?<!\{)\{([^{}]+)\}(?!\})")
-_OPTION = re.compile(r"^(\s*-\w+(\s+\d+)?)+\s+")
+# Options of code magics that are followed by a word of their own.
+_TAKES_WORD = {"timeit": "nrp", "prun": "lsTD", "lprun": "fmTDsu", "mprun": "fTc", "memit": "rti", "debug": "b"}
+_TAKES_NAME = {"lprun": "fm", "mprun": "f"}
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,25 @@ def magic_text(node: ast.Call) -> MagicText | None:
 
 
 def _text(magic: str, line: str, body: str, *, is_shell: bool = False) -> MagicText:
-    codes = list(_BRACES.findall(line))
+    codes = [f"f{'{' + inner + '}'!r}" for inner in _BRACES.findall(line)]  # with !r and :.2f, as in an f-string
     if not is_shell and magic in _CODE_MAGICS:
-        code = _OPTION.sub("", line)
-        if code.strip() and magic != "capture":
-            codes.append(code)
+        codes += _code_of(magic, line)
         if body:
             codes.append(body)
     return MagicText(tuple(_DOLLAR.findall(line)), tuple(codes))
+
+
+def _code_of(magic: str, line: str) -> list[str]:
+    """The Python behind a magic's options; an option's own argument may be a name too (``%lprun -f function``)."""
+    words = line.split()
+    codes: list[str] = []
+    while words and words[0].startswith("-") and len(words[0]) > 1 and words[0][1].isalpha():
+        option = words.pop(0)
+        if len(option) == 2 and option[1] in _TAKES_WORD.get(magic, "") and words:
+            word = words.pop(0)
+            if option[1] in _TAKES_NAME.get(magic, ""):
+                codes.append(word)
+    if magic == "capture":  # its line holds names to assign
+        return []
+    rest = " ".join(words)
+    return [*codes, rest] if rest else codes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dis
+import functools
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -73,37 +75,69 @@ def _codes(value: Any, namespace: Mapping[str, Any], seen: set[int], depth: int)
         return
     seen.add(id(value))
     if kind is types.FunctionType:
-        if value.__globals__ is not namespace:
-            return
-        yield value.__code__
-        for part in _captured(value):
-            yield from _codes(part, namespace, seen, depth)
+        if value.__globals__ is namespace:
+            yield value.__code__
+            parts = list(_captured(value))
+        else:  # a library's decorator around one of ours
+            parts = [vars(value).get("__wrapped__"), *_cells(value)]
     elif isinstance(value, type):
-        if value.__module__ == "__main__":
-            for part in (*vars(value).values(), *value.__bases__):
-                yield from _codes(part, namespace, seen, depth)
-    elif kind in (staticmethod, classmethod) or kind is types.MethodType:
-        yield from _codes(value.__func__, namespace, seen, depth)
+        if value.__module__ != "__main__":
+            return
+        parts = [*vars(value).values(), *value.__bases__, type(value)]
+    elif kind in (staticmethod, classmethod):
+        parts = [value.__func__]
+    elif kind is types.MethodType:
+        parts = [value.__func__, value.__self__]
     elif kind is property:
-        for part in (value.fget, value.fset, value.fdel):
-            yield from _codes(part, namespace, seen, depth)
-    elif kind in (list, tuple, set, frozenset) or isinstance(value, dict):
-        items = list(value.values() if isinstance(value, dict) else value) if len(value) <= _ITEMS else ()
-        for part in items:
-            yield from _codes(part, namespace, seen, depth - 1)
+        parts = [value.fget, value.fset, value.fdel]
+    elif kind is functools.partial:
+        parts = [value.func, *value.args, *value.keywords.values()]
     else:
-        yield from _codes(kind, namespace, seen, depth)
-        if kind.__module__ != "builtins":
-            for part in (getattr(value, "__wrapped__", None), getattr(value, "func", None), getattr(value, "fn", None)):
-                yield from _codes(part, namespace, seen, depth - 1)
-            for part in list(getattr(value, "__dict__", {}).values())[:_ITEMS]:
-                yield from _codes(part, namespace, seen, depth - 1)
+        depth -= 1
+        parts = [kind, *_items(value), *_attributes(value)]
+    for part in parts:
+        yield from _codes(part, namespace, seen, depth)
+
+
+def _items(value: Any) -> Iterator[Any]:
+    """What a container holds; a subclass's own methods are not asked."""
+    if isinstance(value, dict) and dict.__len__(value) <= _ITEMS:
+        yield from dict.keys(value)
+        yield from dict.values(value)
+        if isinstance(value, collections.defaultdict):
+            yield value.default_factory
+    elif type(value) in (list, tuple, set, frozenset, collections.deque) and len(value) <= _ITEMS:
+        yield from value
+
+
+def _attributes(value: Any) -> Iterator[Any]:
+    """What an object's own dictionary and slots hold, without running any code of its class."""
+    kind = type(value)
+    if kind.__module__ == "builtins":
+        return
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        own = {}
+    if isinstance(own, dict):
+        yield from list(own.values())[:_ITEMS]
+    for base in kind.__mro__:
+        for descriptor in vars(base).values():
+            if type(descriptor) is types.MemberDescriptorType and base.__module__ == "__main__":
+                try:
+                    yield descriptor.__get__(value)
+                except AttributeError:  # not assigned yet
+                    continue
 
 
 def _captured(function: types.FunctionType) -> Iterator[Any]:
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
     yield from vars(function).values()
+    yield from _cells(function)
+
+
+def _cells(function: types.FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
