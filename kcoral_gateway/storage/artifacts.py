@@ -36,16 +36,21 @@ class Artifacts:
         self._root = root
         self._limit_bytes = limit_bytes
         self._hashers: dict[Path, tuple[int, Any]] = {}  # of blobs that grow: how far, and the digest so far
-        self._taken_in: dict[Path, int] = {}  # results, by the size they were announced with
-        self._sizes: dict[Path, int] = {}  # bytes of each principal's folder, partial blobs included
+        self._counted: dict[Path, dict[str, int]] = {}  # bytes of each blob of each folder, whole or not
 
     def folder(self, principal: str) -> Path:
         """Where a principal's blobs are; a principal's name may hold what a file name may not."""
         folder = self._root / hashlib.sha256(principal.encode()).hexdigest()[:16]
-        if folder not in self._sizes:
+        if folder not in self._counted:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._sizes[folder] = sum(path.stat().st_size for path in folder.iterdir())
+            self._count(folder)
         return folder
+
+    def _count(self, folder: Path) -> None:
+        """What a former gateway left."""
+        if folder not in self._counted:
+            files = [path for path in folder.iterdir() if path.is_file()]
+            self._counted[folder] = {path.name.removesuffix(PART): path.stat().st_size for path in files}
 
     def held(self, principal: str, digest: str, size: int) -> int:
         """How many bytes of a blob are here, from its beginning on. Whole ones count as used now."""
@@ -58,9 +63,10 @@ class Artifacts:
         except FileNotFoundError:
             pass
         try:
-            return min(path.with_name(digest + PART).stat().st_size, size)
+            here = path.with_name(digest + PART).stat().st_size
         except FileNotFoundError:
             return 0
+        return here if here <= size else 0  # of another size than it is said to have now: begin anew
 
     def append(self, principal: str, digest: str, size: int, offset: int, data: memoryview) -> int:
         """Add the bytes from ``offset`` on; how many are here then. A repeat changes nothing.
@@ -72,19 +78,22 @@ class Artifacts:
         """
         folder = self.folder(principal)
         here = self.held(principal, digest, size)
-        if len(data) and offset + len(data) <= here:
+        is_whole = here == size and (folder / digest).exists()
+        if is_whole or (len(data) and offset + len(data) <= here):
             return here
+        if not here:
+            (folder / (digest + PART)).unlink(missing_ok=True)
         if offset != here or offset + len(data) > size:
             raise ProtocolError(f"byte {here} of {size} of a blob was due, got {len(data)} bytes from {offset} on")
         part = folder / (digest + PART)
-        self._make_room(folder, len(data), part)
+        self._make_room(folder, len(data), digest)
         try:
             with open(part, "ab") as file:
                 file.write(data)
         except OSError as error:
-            self._remove(folder, part)
+            self._remove(folder, digest)
             raise CapacityExceeded(f"the gateway cannot store it: {error.strerror}") from None
-        self._sizes[folder] += len(data)
+        self._counted[folder][digest] = here + len(data)
         self._hash(part, here, data)
         here += len(data)
         if here == size:
@@ -107,7 +116,7 @@ class Artifacts:
     def _complete(self, folder: Path, digest: str, part: Path) -> None:
         _, computed = self._hashers.pop(part)
         if computed.hexdigest() != digest.partition("-")[2]:
-            self._remove(folder, part)
+            self._remove(folder, digest)
             raise ValueRefused("the bytes that came are not those of their digest: they were damaged on the way")
         os.replace(part, folder / digest)
 
@@ -119,13 +128,11 @@ class Artifacts:
         """
         folder = self.folder(principal)
         try:
-            self._make_room(folder, size, folder / digest)
+            self._make_room(folder, size, digest)
         except CapacityExceeded:
-            for path in (folder / digest, folder / (digest + PART)):
-                path.unlink(missing_ok=True)
+            self._remove(folder, digest)
             raise
-        self._sizes[folder] += size
-        self._taken_in[folder / digest] = size
+        self._counted[folder][digest] = size
 
     def path(self, principal: str, digest: str) -> Path:
         """A whole blob.
@@ -164,48 +171,47 @@ class Artifacts:
     def drop(self, principal: str, digest: str) -> None:
         """A parcel was delivered. Files stay: the cache decides."""
         if digest.startswith("xxh3-"):
-            folder = self.folder(principal)
-            self._remove(folder, folder / digest)
-            self._remove(folder, folder / (digest + PART))
+            self._remove(self.folder(principal), digest)
 
-    def _remove(self, folder: Path, path: Path) -> None:
-        try:
-            size = path.stat().st_size
-            path.unlink()
-        except FileNotFoundError:
-            size = 0
-        self._sizes[folder] -= self._taken_in.pop(path, size)
-        self._hashers.pop(path, None)
+    def _remove(self, folder: Path, digest: str) -> None:
+        for path in (folder / digest, folder / (digest + PART)):
+            path.unlink(missing_ok=True)
+        self._counted[folder].pop(digest, None)
+        self._hashers.pop(folder / (digest + PART), None)
 
-    def _make_room(self, folder: Path, wanted: int, keep: Path) -> None:
-        if self._sizes[folder] + wanted <= self._limit_bytes:
+    def _used(self, folder: Path) -> int:
+        return sum(self._counted[folder].values())
+
+    def _make_room(self, folder: Path, wanted: int, keep: str) -> None:
+        if self._used(folder) + wanted <= self._limit_bytes:
             return
-        files = [path for path in folder.iterdir() if path.name.startswith("sha256-") and path != keep]
+        files = [path for path in folder.iterdir() if path.name.startswith("sha256-") and path.suffix != PART]
         for path in sorted(files, key=_used_s):
-            self._remove(folder, path)
-            if self._sizes[folder] + wanted <= self._limit_bytes:
+            if path.name == keep:
+                continue
+            self._remove(folder, path.name)
+            if self._used(folder) + wanted <= self._limit_bytes:
                 return
         raise CapacityExceeded(
             f"your files and values on this gateway may take {self._limit_bytes / 2**30:.1f} GiB, "
-            f"{self._sizes[folder] / 2**30:.1f} GiB are in use: fetch or drop results, or send less at once"
+            f"{self._used(folder) / 2**30:.1f} GiB are in use: fetch or drop results, or send less at once"
         )
 
     def prune(self, now: float, live: Collection[str] = ()) -> None:
         """Remove parcels and halves that nobody has asked for in a while; ``live`` digests stay."""
         for folder in self._root.glob("*"):
-            for path in folder.glob("*"):
-                is_transit = path.name.startswith("xxh3-") or path.name.endswith(PART)
-                if is_transit and path.name not in live and now - _used_s(path) > TRANSIT_S:
-                    self.folder_of(folder)
-                    self._remove(folder, path)
-
-    def folder_of(self, folder: Path) -> None:
-        """Count a folder that a former gateway left."""
-        self._sizes.setdefault(folder, sum(path.stat().st_size for path in folder.iterdir()))
+            self._count(folder)
+            on_disk = {path.name.removesuffix(PART): path for path in folder.iterdir()}
+            for digest, path in on_disk.items():
+                is_transit = digest.startswith("xxh3-") or path.suffix == PART
+                if is_transit and digest not in live and now - _used_s(path) > TRANSIT_S:
+                    self._remove(folder, digest)
+            for digest in self._counted[folder].keys() - on_disk.keys():  # its worker was lost, or took it over
+                del self._counted[folder][digest]
 
     def usage(self, principal: str) -> tuple[int, int]:
         """Bytes in use, and the limit."""
-        return self._sizes[self.folder(principal)], self._limit_bytes
+        return self._used(self.folder(principal)), self._limit_bytes
 
 
 def _used_s(path: Path) -> float:

@@ -114,7 +114,11 @@ class Workspace:
         try:
             yield
         finally:
-            if os.getcwd() == str(target):  # else the cell has gone elsewhere itself
+            try:
+                is_there = os.getcwd() == str(target)  # else the cell has gone elsewhere itself
+            except FileNotFoundError:  # it removed the folder
+                is_there = True
+            if is_there:
                 os.chdir(before)
 
     def _close(self) -> None:
@@ -172,6 +176,8 @@ def remove(patterns: Sequence[str]) -> list[str]:
     gone = []
     for pattern in patterns:
         for path in sorted(_matches(pattern, is_listing=False)):
+            if not os.path.lexists(path):
+                continue  # it lay in a folder that has just gone
             if os.path.isdir(path) and not os.path.islink(path):
                 shutil.rmtree(path)
             else:

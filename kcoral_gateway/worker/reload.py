@@ -55,14 +55,10 @@ class Modules:
 
     def _with_importers(self, stale: list[types.ModuleType]) -> list[types.ModuleType]:
         """The changed modules, and behind each those of the workspace that took something from it."""
-        ordered = list(stale)
-        for module in ordered:
-            theirs = {id(value) for name, value in vars(module).items() if _is_own(module, name, value)} | {id(module)}
-            for other in self._ours():
-                if other not in ordered and any(id(value) in theirs for value in vars(other).values()):
-                    ordered.append(other)
-        # A module is run after those it takes from.
-        return sorted(ordered, key=lambda module: sum(id(m) in {id(v) for v in vars(module).values()} for m in ordered))
+        found = list(stale)
+        for module in found:
+            found += [other for other in self._ours() if other not in found and _takes_from(other, module)]
+        return _in_order(found)
 
     def _rebind(self, stale: list[types.ModuleType], before: dict[str, dict[str, Any]]) -> list[str]:
         renewed: dict[int, Any] = {}
@@ -86,6 +82,31 @@ class Modules:
             return []
         more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
         return [f"kcoral: still of the code before the change: {', '.join(holders[:_NAMED])}{more}"]
+
+
+def _takes_from(one: types.ModuleType, other: types.ModuleType) -> bool:
+    """Whether a module holds another, or something that the other defines."""
+    theirs = {id(value) for name, value in vars(other).items() if _is_own(other, name, value)} | {id(other)}
+    return one is not other and any(id(value) in theirs for value in vars(one).values())
+
+
+def _in_order(modules: list[types.ModuleType]) -> list[types.ModuleType]:
+    """Each after those that it takes from; within a circle, as they come."""
+    ordered: list[types.ModuleType] = []
+    begun: set[str] = set()
+
+    def visit(module: types.ModuleType) -> None:
+        if module.__name__ in begun:
+            return
+        begun.add(module.__name__)
+        for other in modules:
+            if _takes_from(module, other):
+                visit(other)
+        ordered.append(module)
+
+    for module in modules:
+        visit(module)
+    return ordered
 
 
 def _is_own(module: types.ModuleType, name: str, value: Any) -> bool:

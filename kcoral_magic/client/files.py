@@ -91,22 +91,10 @@ class FileSet:
         """
         changes = self.changes(belief)
         self.is_moving = True
-        new = {change.digest: change for change in changes if change.digest is not None}
-        held = await blobs.held([(digest, change.size) for digest, change in new.items()]) if new else ()
-        here = {file.digest: file for file in self.files.values()}
-        lacking = [c for c, offset in zip(new.values(), held, strict=True) if offset < c.size or not c.size]
-        total, before = sum(change.size for change in lacking), 0
-        for change in lacking:
-            assert change.digest is not None
-            file = here[change.digest]
-
-            def told(done: int, before: int = before) -> None:
-                if self.progress is not None:
-                    self.progress(before + done, total)
-
-            await blobs.upload(change.digest, change.size, _reader(file), told)
-            before += change.size
-        self.is_moving = False
+        try:
+            await self._upload(blobs, changes)
+        finally:
+            self.is_moving = False
         for change in changes:
             if change.digest is None:
                 belief.files.pop(change.path, None)
@@ -115,6 +103,22 @@ class FileSet:
         if self.is_sync:
             belief.synced = set(self.files)
         return changes
+
+    async def _upload(self, blobs: Blobs, changes: tuple[t.FileIn, ...]) -> None:
+        new = {change.digest: change for change in changes if change.digest is not None}
+        held = await blobs.held([(digest, change.size) for digest, change in new.items()]) if new else ()
+        here = {file.digest: file for file in self.files.values()}
+        lacking = [c for c, offset in zip(new.values(), held, strict=True) if offset < c.size or not c.size]
+        total, before = sum(change.size for change in lacking), 0
+        for change in lacking:
+            assert change.digest is not None
+
+            def told(done: int, before: int = before) -> None:
+                if self.progress is not None:
+                    self.progress(before + done, total)
+
+            await blobs.upload(change.digest, change.size, _reader(here[change.digest]), told)
+            before += change.size
 
 
 def _reader(file: LocalFile) -> Callable[[int], Iterable[list[memoryview]]]:
@@ -175,8 +179,9 @@ def place_for(base: Path, relative: str) -> Path:
             folder.mkdir(exist_ok=True)
         if target.is_dir() and not target.is_symlink():
             raise ValueRefused(f"{target} is a folder here, a file there")
-    except OSError as error:
-        raise ValueRefused(f"{target} cannot be written: {error.strerror}") from None
+    except (OSError, UnicodeError) as error:  # the latter: a name that no file system has
+        why = error.strerror if isinstance(error, OSError) else "it is no name of a file"
+        raise ValueRefused(f"{relative!r:.80} cannot be written below {base}: {why}") from None
     return target
 
 

@@ -85,11 +85,11 @@ class Sources:
 
     def _files(self, path: Path, root: Path) -> Iterator[Path]:
         if path.is_dir():
-            yield from (file for file in walk(path) if file.suffix in SUFFIXES)
+            yield from (file for file in walk(path, self._base) if file.suffix in SUFFIXES)
             return
         yield path
         if root == self._base:  # what lies beside the notebook is its project; another root may be anything
-            yield from (file for file in walk(root) if _is_read_by_code(file))
+            yield from (file for file in walk(root, self._base) if _is_read_by_code(file))
 
     def _there(self, root: Path, file: Path) -> str:
         relative = file.relative_to(root).as_posix()
@@ -146,12 +146,15 @@ def _is_installed(path: Path) -> bool:
     return any(path.is_relative_to(installed) for installed in _installed())
 
 
-def walk(root: Path) -> Iterator[Path]:
-    """The files below ``root`` that no ignore file names, in order; links are not followed out of it."""
-    yield from _walk(root, _specs_above(root))
+def walk(root: Path, stop: Path | None = None) -> Iterator[Path]:
+    """The files below ``root`` that no ignore file names, in order; links are not followed out of it.
+
+    Ignore files above count too, up to the root of the repository, or up to ``stop``.
+    """
+    yield from _walk(root, root.resolve(), _specs_above(root, stop))
 
 
-def _walk(folder: Path, specs: Sequence[tuple[Path, Any]]) -> Iterator[Path]:
+def _walk(folder: Path, root: Path, specs: Sequence[tuple[Path, Any]]) -> Iterator[Path]:
     specs = [*specs, *_specs_of(folder)]
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -164,8 +167,8 @@ def _walk(folder: Path, specs: Sequence[tuple[Path, Any]]) -> Iterator[Path]:
             continue
         if is_folder:
             if not (path / "pyvenv.cfg").exists():
-                yield from _walk(path, specs)
-        elif entry.is_file():
+                yield from _walk(path, root, specs)
+        elif entry.is_file(follow_symlinks=False) or (entry.is_file() and path.resolve().is_relative_to(root)):
             yield path
 
 
@@ -179,16 +182,15 @@ def _is_ignored(path: Path, is_folder: bool, specs: Sequence[tuple[Path, Any]]) 
     return False
 
 
-def _specs_above(folder: Path) -> list[tuple[Path, Any]]:
-    """The ignore files of the folders above, up to the root of its repository."""
+def _specs_above(folder: Path, stop: Path | None) -> list[tuple[Path, Any]]:
+    if (folder / ".git").exists() or folder == stop:
+        return []
     above = []
     for parent in folder.parents:
         above.append(parent)
-        if (parent / ".git").exists():
-            break
-    else:
-        return []
-    return [spec for parent in reversed(above) for spec in _specs_of(parent)] if not (folder / ".git").exists() else []
+        if (parent / ".git").exists() or parent == stop:
+            return [spec for parent in reversed(above) for spec in _specs_of(parent)]
+    return []
 
 
 def _specs_of(folder: Path) -> list[tuple[Path, Any]]:

@@ -9,6 +9,8 @@ from typing import Any
 from kcoral_magic.errors import ValueRefused
 from kcoral_magic.values.buffers import NotSafe, Reader, Writer, refuse_unless, shape_in
 
+_EMPTY_ITEMS = 1 << 20  # of a dtype without bytes: what a reader makes of nothing must stay small
+
 
 def is_array(value: Any) -> bool:
     """Whether ``value`` is a plain array or scalar; subclasses hold more than their elements. numpy is not loaded."""
@@ -69,7 +71,9 @@ def read(node: list[Any], reader: Reader) -> Any:
     except Exception as error:  # noqa: BLE001 - numpy raises what it likes for a stranger's description
         raise ValueRefused(f"{descr!r:.60} is no dtype: {type(error).__name__}") from None
     refuse_unless(not dtype.hasobject and dtype.char != "T", f"an array of dtype {dtype} holds Python objects")
-    size = math.prod(shape) * dtype.itemsize
+    count = math.prod(shape)
+    refuse_unless(dtype.itemsize > 0 or count <= _EMPTY_ITEMS, f"{count} elements of no bytes")
+    size = count * dtype.itemsize
     view = reader.take(number, size)
     flat = np.frombuffer(view, np.uint8)
     if size and flat.ctypes.data % dtype.alignment:

@@ -36,7 +36,7 @@ class Reader:
     """Gives buffers out against what a head says of them; whoever wrote the head is a stranger."""
 
     def __init__(self, buffers: Sequence[Buffer], *, is_trusted_writer: bool = False) -> None:
-        self._buffers = buffers
+        self._buffers: list[Buffer | None] = list(buffers)
         self.is_trusted_writer = is_trusted_writer  # the worker's side: it may import what its own client names
         self.notes: list[str] = []
 
@@ -48,7 +48,10 @@ class Reader:
         """
         if type(number) is not int or not 0 <= number < len(self._buffers):
             raise ValueRefused(f"the value names buffer {number!r:.40}, it came with {len(self._buffers)}")
-        view = memoryview(self._buffers[number])
+        buffer, self._buffers[number] = self._buffers[number], None
+        if buffer is None:  # a writer adds each part once; a stranger could make gigabytes of one
+            raise ValueRefused(f"the value names buffer {number} twice")
+        view = memoryview(buffer)
         if size is not None and view.nbytes != size:
             raise ValueRefused(f"a buffer of {size} bytes was announced, {view.nbytes} came")
         return view

@@ -7,10 +7,7 @@ their bytecode would not run there, or worse.
 
 from __future__ import annotations
 
-import inspect
-import linecache
 import sys
-import textwrap
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,11 +16,12 @@ from typing import Any
 import msgspec
 
 from kcoral_magic.errors import ValueRefused
-from kcoral_magic.values import parcel, pickled, tree, versions
+from kcoral_magic.values import parcel, pickled, source, tree, versions
 from kcoral_magic.values.buffers import Buffer, NotSafe, Reader, Writer
 from kcoral_magic.values.digest import digest, shown
 
 VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
+_CODE_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.CodeType)
 _REPR_CHARS = 400
 
 
@@ -64,65 +62,121 @@ def pack(
         digests: Already made, by name.
         cell_of: The number of the cell that a file name of code belongs to.
     """
-    problems: dict[str, str] = {}
-    while True:
-        failed, entries = _entries(values, problems, may_pickle, peer, digests or {}, cell_of)
-        if not failed:
-            break
-        problems |= failed  # a pickle that broke off has spoilt the memo that the others share: again, without it
-    notes = [f"{entry.name}: {note}" for entry, _, _ in entries for note in entry.notes]
-    return Packed(parcel.pack(entries), problems, notes)
-
-
-def _entries(
-    values: dict[str, Any],
-    problems: dict[str, str],
-    may_pickle: bool,
-    peer: str,
-    digests: dict[str, str],
-    cell_of: Callable[[str], int | None] | None,
-) -> tuple[dict[str, str], list[tuple[parcel.Entry, Buffer, list[Buffer]]]]:
-    entries: list[tuple[parcel.Entry, Buffer, list[Buffer]]] = []
-    shared = Writer()
-    pickler = pickled.Pickler(shared, cell_of)
+    packer = _Packer(may_pickle, peer, digests or {}, cell_of)
     for name, value in values.items():
-        if name in problems:
-            continue
+        packer.add(name, value)
+    made = packer.made()
+    notes = [f"{entry.name}: {note}" for entry, _, _ in made for note in entry.notes]
+    return Packed(parcel.pack(made), packer.problems, notes)
+
+
+# What is one object wherever it is met, or nothing that anybody could tell two of apart.
+_UNSHARED = (str, bytes, int, float, complex, tuple, frozenset, type, type(None), *_CODE_TYPES)
+
+
+@dataclass
+class _Pickled:
+    """One name's pickle, made alone; ``objects`` are those that another name's may hold too, by id."""
+
+    name: str
+    value: Any
+    head: bytes
+    writer: Writer
+    objects: dict[int, Any]
+
+
+class _Packer:
+    """Chooses the format of each name, and finds the pickles that must share one memo."""
+
+    def __init__(
+        self, may_pickle: bool, peer: str, digests: dict[str, str], cell_of: Callable[[str], int | None] | None
+    ) -> None:
+        self._may_pickle = may_pickle
+        self._peer = peer
+        self._digests = digests
+        self._cell_of = cell_of
+        self._no_code = "" if peer == VERSION else f"Python {VERSION} here, {peer} there"
+        self._entries: dict[str, tuple[parcel.Entry, Buffer, list[Buffer]]] = {}
+        self._pickled: list[_Pickled] = []
+        self._names: list[str] = []
+        self.problems: dict[str, str] = {}
+
+    def add(self, name: str, value: Any) -> None:
+        """Take a value, or note why it cannot travel."""
+        self._names.append(name)
         writer = Writer()
         try:
-            kind, head = _write(value, name, writer, shared, pickler, may_pickle, peer)
-            mark = digests.get(name) or digest(value, name)[0] if kind != "opaque" else ""
+            kind, head = self._write(value, name, writer)
+            if kind == "pickle":
+                self._pickled.append(self._pickle(name, value))
+            else:
+                self._enter(name, kind, value, head, writer)
         except ValueRefused as error:
-            return {name: str(error)}, []
-        if kind == "pickle":
-            writer = Writer()
-            writer.buffers, shared.buffers = shared.buffers, []
-            writer.notes, shared.notes = shared.notes, []
+            self.problems[name] = str(error)
+
+    def made(self) -> list[tuple[parcel.Entry, Buffer, list[Buffer]]]:
+        """Everything, in the order it was added."""
+        for number, group in enumerate(_sharing(self._pickled)):
+            if len(group) > 1:
+                self._pickle_together(group)
+            for one in group:
+                self._enter(one.name, "pickle", one.value, one.head, one.writer, number)
+        return [self._entries[name] for name in self._names if name in self._entries]
+
+    def _enter(self, name: str, kind: str, value: Any, head: bytes, writer: Writer, group: int = 0) -> None:
+        mark = self._digests.get(name) or (digest(value, name)[0] if kind != "opaque" else "")
         made_with = versions.here() if kind == "pickle" else ()
-        entry = parcel.Entry(name, kind, (0, 0), (), mark, shown(value), tuple(writer.notes), made_with)
-        entries.append((entry, head, list(writer.buffers)))
-    return {}, entries
+        entry = parcel.Entry(name, kind, (0, 0), (), mark, shown(value), tuple(writer.notes), made_with, group)
+        self._entries[name] = (entry, head, list(writer.buffers))
+
+    def _write(self, value: Any, name: str, writer: Writer) -> tuple[str, bytes]:
+        if isinstance(value, types.ModuleType):
+            return "module", value.__name__.encode()
+        try:
+            return "tree", tree.write(value, writer)
+        except NotSafe as error:
+            reason = error
+            writer.buffers.clear()
+            writer.notes.clear()
+        if not self._may_pickle:
+            return "opaque", msgspec.msgpack.encode((_type_name(value), _safe_repr(value), reason.why))
+        if self._no_code and isinstance(value, type | types.FunctionType) and value.__module__ == "__main__":
+            return "source", source.of(value, name, self._no_code)
+        return "pickle", b""
+
+    def _pickle(self, name: str, value: Any) -> _Pickled:
+        writer = Writer()
+        pickler = pickled.Pickler(writer, self._cell_of, self._no_code)
+        try:
+            head = pickler.pickled(value)
+        except ValueRefused as error:
+            raise ValueRefused(f"{name}: {error}") from None
+        except Exception as error:  # noqa: BLE001 - any __reduce__ may raise anything
+            raise pickled.explain(value, name, error) from None
+        objects = {key: one for key, (_, one) in pickler.memo.copy().items() if not isinstance(one, _UNSHARED)}
+        return _Pickled(name, value, head, writer, objects)
+
+    def _pickle_together(self, group: list[_Pickled]) -> None:
+        """Again, with one memo: a model and its optimiser hold the same parameters there too."""
+        shared = Writer()
+        pickler = pickled.Pickler(shared, self._cell_of, self._no_code)
+        for one in group:
+            one.head = pickler.pickled(one.value)
+            one.writer.buffers, shared.buffers = shared.buffers, []
 
 
-def _write(
-    value: Any, name: str, writer: Writer, shared: Writer, pickler: pickled.Pickler, may_pickle: bool, peer: str
-) -> tuple[str, bytes]:
-    if isinstance(value, types.ModuleType):
-        return "module", value.__name__.encode()
-    try:
-        return "tree", tree.write(value, writer)
-    except NotSafe as error:
-        reason = error
-        writer.buffers.clear()
-        writer.notes.clear()
-    if peer != VERSION and may_pickle:
-        return "source", _source(value, name, peer)
-    if not may_pickle:
-        return "opaque", msgspec.msgpack.encode((_type_name(value), _safe_repr(value), reason.why))
-    try:
-        return "pickle", pickler.pickled(value)
-    except Exception as error:  # noqa: BLE001 - any __reduce__ may raise anything
-        raise pickled.explain(value, name, error) from None
+def _sharing(pickles: list[_Pickled]) -> list[list[_Pickled]]:
+    """Groups of pickles that have objects in common, each in the order they were added."""
+    groups: list[list[_Pickled]] = []
+    for one in pickles:
+        mine, others = [one], []
+        for group in groups:
+            if any(one.objects.keys() & other.objects.keys() for other in group):
+                mine = [*group, *mine]
+            else:
+                others.append(group)
+        groups = [*others, mine]
+    return groups
 
 
 def _type_name(value: Any) -> str:
@@ -135,25 +189,6 @@ def _safe_repr(value: Any) -> str:
     except Exception as error:  # noqa: BLE001 - a user's __repr__ may do anything
         text = f"<repr() failed: {type(error).__name__}>"
     return text if len(text) <= _REPR_CHARS else f"{text[:_REPR_CHARS]}…"
-
-
-def _source(value: Any, name: str, peer: str) -> bytes:
-    """Source of a function or class, for an interpreter that cannot take its bytecode."""
-    versions = f"Python {VERSION} here, {peer} there"
-    is_function = type(value) is types.FunctionType
-    if not is_function and not isinstance(value, type):
-        raise ValueRefused(
-            f"{name} is a {_type_name(value)}: only a pickle could carry it, and pickles need one Python ({versions})"
-        )
-    if is_function and (value.__closure__ or value.__name__ == "<lambda>"):
-        raise ValueRefused(
-            f"{name} is a closure or lambda: only bytecode could carry it ({versions}); use a def without closure"
-        )
-    try:
-        text = textwrap.dedent(inspect.getsource(value))
-    except (OSError, TypeError):
-        raise ValueRefused(f"{name} has no source here: only bytecode could carry it ({versions})") from None
-    return msgspec.msgpack.encode((value.__name__, f"<source of {name}>", text))
 
 
 class Unpacked:
@@ -175,7 +210,8 @@ class Unpacked:
         self._opened = parcel.Opened(data)
         self._takes_pickles = takes_pickles
         self._is_trusted_writer = is_trusted_writer
-        self._unpickler: pickled.Unpickler | None = None
+        self._unpicklers: dict[int, pickled.Unpickler] = {}
+        self._broken: dict[int, str] = {}
         self._on_source = on_source
         self.entries = self._opened.entries
 
@@ -204,21 +240,30 @@ class Unpacked:
                     f"{entry.name} came as a {entry.format}, which is taken over a trusted connection only"
                 )
             case "pickle":
-                return self._pickles().load()
+                return self._unpickled(entry)
             case "source":
-                return _from_source(head)
+                return source.read(head)
             case "module":
                 return _module(str(head, "utf-8"))
             case _:
                 raise ValueRefused(f"{entry.name} came in the format {entry.format!r:.20}, which is none of ours")
 
-    def _pickles(self) -> pickled.Unpickler:
-        if self._unpickler is None:
-            mine = [entry for entry in self.entries if entry.format == "pickle"]
-            data = b"".join(self._opened.part(entry.head) for entry in mine)
-            buffers: Iterable[memoryview] = (self._opened.part(span) for entry in mine for span in entry.buffers)
-            self._unpickler = pickled.Unpickler(data, buffers, self._on_source)
-        return self._unpickler
+    def _unpickled(self, entry: parcel.Entry) -> Any:
+        """Pickles of one group share a memo: they are read in order, and none after one that could not be read."""
+        if entry.group in self._broken:
+            other = self._broken[entry.group]
+            raise ValueRefused(f"{entry.name} shares objects with {other}, which cannot be read here")
+        unpickler = self._unpicklers.get(entry.group)
+        if unpickler is None:
+            mine = [one for one in self.entries if one.format == "pickle" and one.group == entry.group]
+            data = b"".join(self._opened.part(one.head) for one in mine)
+            buffers: Iterable[memoryview] = (self._opened.part(span) for one in mine for span in one.buffers)
+            unpickler = self._unpicklers[entry.group] = pickled.Unpickler(data, buffers, self._on_source)
+        try:
+            return unpickler.load()
+        except Exception:
+            self._broken[entry.group] = entry.name
+            raise
 
 
 def _opaque(head: memoryview) -> Opaque:
@@ -227,18 +272,6 @@ def _opaque(head: memoryview) -> Opaque:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueRefused(f"a placeholder's head cannot be read: {error}") from None
     return Opaque(kind[:200], text[: _REPR_CHARS + 1])
-
-
-def _from_source(head: memoryview) -> Any:
-    name, file, text = msgspec.msgpack.decode(head, type=tuple[str, str, str])
-    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-    scope = pickled.main_globals()
-    former = scope.get(name, scope)
-    exec(compile(text, file, "exec"), scope)  # the session's own client wrote it
-    made = scope[name]
-    if former is not scope:
-        scope[name] = former
-    return made
 
 
 def _module(name: str) -> types.ModuleType:

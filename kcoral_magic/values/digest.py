@@ -8,6 +8,7 @@ process that made it only (pickles of equal objects may differ elsewhere).
 from __future__ import annotations
 
 import types
+from collections import OrderedDict
 from typing import Any
 
 import xxhash
@@ -62,6 +63,7 @@ def _feed_function(hasher: Any, function: types.FunctionType, name: str, seen: s
         if pickled.is_full(cell):
             parts.append((f"'s {variable}", cell.cell_contents))
     parts += [(f".{key}", item) for key, item in vars(function).items()]
+    parts += [(f"'s annotation {key}", item) for key, item in _annotations(function).items()]
     for step, part in parts:
         hasher.update(step.encode())
         if type(part) is types.FunctionType and part.__globals__ is function.__globals__:
@@ -70,8 +72,17 @@ def _feed_function(hasher: Any, function: types.FunctionType, name: str, seen: s
             hasher.update(digest(part, name + step)[0].encode())
 
 
+def _annotations(function: types.FunctionType) -> dict[str, Any]:
+    """Decorators like jit read them. Lazy ones (Python 3.14) may not be evaluable yet: then their code has to do."""
+    try:
+        return dict(function.__annotations__)
+    except Exception:  # noqa: BLE001 - an annotation is user code
+        return {}
+
+
 def _feed_code(hasher: Any, code: types.CodeType) -> None:
     hasher.update(code.co_code)
+    hasher.update(code.co_exceptiontable)
     named = (code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_argcount)
     hasher.update(repr((*named, code.co_kwonlyargcount, code.co_posonlyargcount, code.co_flags)).encode())
     for constant in code.co_consts:
@@ -83,12 +94,18 @@ def _feed_code(hasher: Any, code: types.CodeType) -> None:
 
 def _constant(constant: Any) -> str:
     if isinstance(constant, frozenset):  # of a literal ``in {…}``: its order is the hash seed's
-        return f"frozenset{sorted(map(repr, constant))}"
+        return f"frozenset{sorted(map(_constant, constant))}"
+    if type(constant) is int:  # repr() refuses very long ones
+        return f"int{constant:x}"
+    if type(constant) is tuple:
+        return f"tuple{[_constant(item) for item in constant]}"
     return f"{type(constant).__name__}{constant!r}"
 
 
 def shown(value: Any) -> str:
     """A value in a few words: what it is, or itself if it is short. Runs no ``__repr__`` of anybody's."""
+    if type(value) is int and value.bit_length() > 256:
+        return f"int of {value.bit_length():,} bits"
     if value is None or type(value) in (int, float, bool, complex):
         return repr(value)
     if type(value) in (str, bytes):
@@ -106,8 +123,12 @@ def shown(value: Any) -> str:
         return "class"
     if isinstance(value, types.ModuleType):
         return f"module {value.__name__}"
-    if isinstance(value, list | tuple | dict | set | frozenset):
-        if type(value) in (list, tuple) and len(value) <= 4 and all(type(item) in (int, float, bool) for item in value):
+    if type(value) in (list, tuple, dict, set, frozenset, OrderedDict):
+        if type(value) in (list, tuple) and len(value) <= 4 and all(map(_is_short, value)):
             return repr(value)[:_SHOWN]
         return f"{type(value).__name__} of {len(value):,}"
     return type(value).__qualname__
+
+
+def _is_short(value: Any) -> bool:
+    return type(value) in (float, bool) or (type(value) is int and value.bit_length() <= 64)

@@ -37,6 +37,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
     shown: str = ""
     notes: tuple[str, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()  # of the sender's packages, with a pickle
+    group: int = 0  # pickles of one group share a memo
 
 
 class Parcel:

@@ -38,7 +38,9 @@ def main_globals() -> dict[str, Any]:
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Pickles values one after the other with one memo; buffers go to ``writer``."""
 
-    def __init__(self, writer: Writer, cell_of: Callable[[str], int | None] | None = None) -> None:
+    def __init__(self, writer: Writer, cell_of: Callable[[str], int | None] | None = None, no_code: str = "") -> None:
+        """``no_code``: why bytecode may not travel, if it may not."""
+        self._no_code = no_code
         self._file = io.BytesIO()
         self._writer = writer
         self._main = main_globals()
@@ -65,6 +67,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
 
     def reducer_override(self, obj: Any) -> Any:
         """pickle's hook, before every other way."""
+        if type(obj) is types.CodeType:
+            return self._code(obj)
+        if self._no_code and isinstance(obj, type) and obj.__module__ == "__main__":
+            raise ValueRefused(f"the class {obj.__qualname__} cannot go in a pickle: {self._no_code}")
         if type(obj) is types.FunctionType and obj.__globals__ is self._main:
             return self._function(obj)
         if tensors.is_tensor(obj) and type(obj).__name__ == "Tensor":
@@ -75,6 +81,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
                     self._writer.notes.append(f"{name} tensor {list(obj.shape)} copied from {obj.device} to the CPU")
                 return make_tensor, (name, tuple(obj.shape), bool(obj.requires_grad), data)
         return super().reducer_override(obj)
+
+    def _code(self, code: types.CodeType) -> Any:
+        if self._no_code:
+            raise ValueRefused(f"the bytecode of {code.co_name} cannot go: {self._no_code}")
+        make, arguments = cloudpickle.cloudpickle._code_reduce(code)
+        # cloudpickle 3.1 leaves the file name out, so that pickles are the same everywhere; tracebacks need it.
+        return make, tuple(code.co_filename if part == "<dynamic-code>" else part for part in arguments)
 
     def _function(self, function: types.FunctionType) -> Any:
         reduced = self._dynamic_function_reduce(function)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import sys
+import warnings
 from typing import Any
 
 from kcoral_magic.errors import ValueRefused
+from kcoral_magic.values import arrow
 from kcoral_magic.values.arrays import Missing
 from kcoral_magic.values.buffers import NotSafe, Reader, Writer, refuse_unless
 
+_KEPT = (str, bytes, bool, datetime.date, decimal.Decimal)
+_NULL_ROWS = 1_000_000  # a column of nulls takes no bytes; anything else takes a bit for each row
 _SERIES = "kcoral.series"  # the one column's name while a series travels as a table
 
 
@@ -58,14 +64,28 @@ def write(value: Any, kind: str, writer: Writer) -> list[Any]:
 def _from_pandas(frame: Any) -> Any:
     import pyarrow as pa
 
+    if not _has_plain_objects(frame):
+        raise NotSafe("a pandas table with a column of Python objects")
     try:
-        table = pa.Table.from_pandas(frame)
-        same = table.to_pandas().dtypes.equals(frame.dtypes)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # pandas' and Arrow's remarks are no news to whoever only looks
+            table = pa.Table.from_pandas(frame)
+            same = table.to_pandas().dtypes.equals(frame.dtypes)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise NotSafe(f"a pandas table with a column that is no Arrow type ({str(error)[:120]})") from None
     if not same:
         raise NotSafe("a pandas table whose dtypes Arrow does not keep")
     return table
+
+
+def _has_plain_objects(frame: Any) -> bool:
+    """Whether columns of dtype object hold values of one kind that Arrow gives back: not so lists, sets and dicts."""
+    parts = [frame.iloc[:, place] for place in range(frame.shape[1])]
+    levels = getattr(frame.index, "levels", [frame.index])
+    for part in (*parts, *levels):
+        if part.dtype == object and not any(set(map(type, part)) <= {kind, type(None)} for kind in _KEPT):
+            return False
+    return True
 
 
 def _arrow_bytes(table: Any) -> Any:
@@ -80,9 +100,11 @@ def _arrow_bytes(table: Any) -> Any:
 def _polars_bytes(frame: Any) -> Any:
     import io
 
+    if any(str(dtype) == "Object" for dtype in frame.dtypes):
+        raise NotSafe("a polars table with a column of Python objects")
     sink = io.BytesIO()
     try:
-        frame.write_ipc(sink)
+        frame.write_ipc_stream(sink, compression="uncompressed")
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
@@ -100,6 +122,9 @@ def read(node: list[Any], reader: Reader) -> Any:
     refuse_unless(len(node) == 4 and isinstance(node[0], str), "a table has 4 parts")
     kind, rows, name, number = node
     view = reader.take(number)
+    refuse_unless(not arrow.is_compressed(view), "a compressed table: what it grows to cannot be known before")
+    most = _NULL_ROWS + 8 * view.nbytes
+    refuse_unless(type(rows) is int and 0 <= rows <= most, f"{rows!r:.40} rows in {view.nbytes} bytes")
     refuse_unless(name is None or type(name) in (str, int), "a series is named by text or a number")
     try:
         made = _read(kind, name, view)
@@ -122,7 +147,7 @@ def _read(kind: str, name: Any, view: memoryview) -> Any:
 
         import polars as pl
 
-        frame = pl.read_ipc(io.BytesIO(view))
+        frame = pl.read_ipc_stream(io.BytesIO(view))
         return frame if kind == "polars.DataFrame" else frame[_SERIES].rename(name or "")
     refuse_unless(kind in ("pandas.DataFrame", "pandas.Series", "pyarrow.Table", "pyarrow.RecordBatch"), "no table")
     if kind.startswith("pandas."):
@@ -131,6 +156,8 @@ def _read(kind: str, name: Any, view: memoryview) -> Any:
 
     with pa.ipc.open_stream(pa.py_buffer(view)) as stream:
         table = stream.read_all()
+    most = _NULL_ROWS + 8 * view.nbytes
+    refuse_unless(table.num_rows * table.num_columns <= most, "more rows than its bytes can hold")
     table.validate(full=True)
     match kind:
         case "pandas.DataFrame":

@@ -16,6 +16,7 @@ import decimal
 import enum
 import pathlib
 import sys
+import types
 import uuid
 import zoneinfo
 from collections import OrderedDict
@@ -39,14 +40,20 @@ ARRAY, TENSOR, TABLE = range(30, 33)
 DATACLASS, NAMEDTUPLE, ENUM = range(40, 43)
 
 
+# What Python, numpy and torch raise for a head that says nonsense.
+_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError, RuntimeError, MemoryError)
+
+
 def write(value: Any, writer: Writer) -> bytes:
     """The head of ``value``; its raw parts go to ``writer``.
 
     Raises:
         NotSafe: It, or something in it, has no safe format.
     """
-    node = _TreeWriter(writer).node(value, "", 0)
-    return msgspec.msgpack.encode(node)
+    try:
+        return msgspec.msgpack.encode(_TreeWriter(writer).node(value, None, 0))
+    except (OverflowError, ValueError, TypeError, RecursionError) as error:  # a number or text that msgpack has not
+        raise NotSafe(f"a value that cannot be written down ({type(error).__name__})") from None
 
 
 def read(head: bytes | memoryview, reader: Reader) -> Any:
@@ -63,8 +70,22 @@ def read(head: bytes | memoryview, reader: Reader) -> Any:
         return _TreeReader(reader).value(node, 0)
     except ValueRefused:
         raise
-    except (TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError, ArithmeticError) as error:
+    except _MALFORMED as error:
         raise ValueRefused(f"the value's head is malformed ({type(error).__name__}: {str(error)[:200]})") from None
+
+
+_Path = tuple[Any, str, Any] | None  # the way to a part, from its end: the way before, and what kind of step it was
+
+
+def _shown_path(path: _Path) -> str:
+    text = ""
+    while path is not None:
+        path, kind, step = path
+        if kind == "[]":
+            text = f"[{step!r:.40}]{text}" if type(step) in (int, str, bytes, bool) else f"[…]{text}"
+        else:
+            text = f"{kind}{step}{text}"
+    return text
 
 
 class _TreeWriter:
@@ -73,26 +94,30 @@ class _TreeWriter:
         self._numbers: dict[int, int] = {}
         self._alive: list[Any] = []  # an id may be used again once its object is gone
 
-    def node(self, value: Any, path: str, depth: int) -> Any:
+    def node(self, value: Any, path: _Path, depth: int) -> Any:
         kind = type(value)
         if kind in _PLAIN:
             return self._scalar(value, kind)
         if depth > MAX_DEPTH:
-            raise NotSafe(f"nested more than {MAX_DEPTH} deep", path)
+            raise NotSafe(f"nested more than {MAX_DEPTH} deep", _shown_path(path))
         number = self._numbers.get(id(value))
         if number is not None:
             return [REF, number]
         if kind is list or kind is dict or kind is set or kind is OrderedDict:
-            self._begin(value)
+            self._number(value)
             return self._container(value, kind, path, depth)
         if kind is tuple:
-            return [TUPLE, [self.node(item, f"{path}[{n}]", depth + 1) for n, item in enumerate(value)]]
+            made = [TUPLE, [self.node(item, (path, "[]", n), depth + 1) for n, item in enumerate(value)]]
+            self._number(value)  # after its items: the reader has no tuple before it has them
+            return made
         if kind is frozenset:
-            return [FROZENSET, self._sorted(value, path, depth)]
+            made = [FROZENSET, self._sorted(value, path, depth)]
+            self._number(value)
+            return made
         return self._leaf(value, kind, path, depth)
 
-    def _begin(self, value: Any) -> None:
-        self._numbers[id(value)] = len(self._numbers)
+    def _number(self, value: Any) -> None:
+        self._numbers[id(value)] = len(self._alive)
         self._alive.append(value)
 
     def _scalar(self, value: Any, kind: type) -> Any:
@@ -105,65 +130,91 @@ class _TreeWriter:
                 return [TEXT, value.encode("utf-8", "surrogatepass")]
         return value
 
-    def _container(self, value: Any, kind: type, path: str, depth: int) -> list[Any]:
+    def _container(self, value: Any, kind: type, path: _Path, depth: int) -> list[Any]:
         if kind is list:
             if _is_plain(value):
                 return [PLAIN, value]
-            return [LIST, [self.node(item, f"{path}[{n}]", depth + 1) for n, item in enumerate(value)]]
+            return [LIST, [self.node(item, (path, "[]", n), depth + 1) for n, item in enumerate(value)]]
         if kind is set:
             return [SET, self._sorted(value, path, depth)]
         flat: list[Any] = []
         for key, item in value.items():
-            flat.append(self.node(key, f"{path} key", depth + 1))
-            flat.append(self.node(item, f"{path}[{key!r:.40}]", depth + 1))
+            flat.append(self.node(key, (path, " key", ""), depth + 1))
+            flat.append(self.node(item, (path, "[]", key), depth + 1))
         return [DICT if kind is dict else ORDERED, flat]
 
-    def _sorted(self, value: Any, path: str, depth: int) -> list[Any]:
-        """In one order everywhere: that of its encoding, so that equal sets have equal digests."""
-        nodes = [self.node(item, f"{path} item", depth + 1) for item in value]
-        return sorted(nodes, key=msgspec.msgpack.encode)
+    def _sorted(self, value: Any, path: _Path, depth: int) -> list[Any]:
+        """In one order everywhere, so that equal sets have equal digests: that of each item's own encoding."""
+        step = (path, " item", "")
+        alone = [(msgspec.msgpack.encode(self._apart().node(item, step, depth + 1)), item) for item in value]
+        return [self.node(item, step, depth + 1) for _, item in sorted(alone, key=lambda pair: pair[0])]
 
-    def _leaf(self, value: Any, kind: type, path: str, depth: int) -> Any:
+    def _apart(self) -> _TreeWriter:
+        """One that knows what has begun so far, and leaves nothing behind."""
+        apart = _TreeWriter(Writer())
+        apart._numbers, apart._alive = dict(self._numbers), list(self._alive)
+        return apart
+
+    def _leaf(self, value: Any, kind: type, path: _Path, depth: int) -> Any:
         writer = self._writer
         try:
             if arrays.is_array(value):
-                self._begin(value)
+                self._number(value)
                 return [ARRAY, *arrays.write(value, writer)]
             if tensors.is_tensor(value):
-                self._begin(value)
+                self._number(value)
                 return [TENSOR, *tensors.write(value, writer)]
             if (table := tables.kind_of(value)) is not None:
-                self._begin(value)
+                self._number(value)
                 return [TABLE, *tables.write(value, table, writer)]
         except NotSafe as error:
-            raise NotSafe(error.why, path) from None
+            raise NotSafe(error.why, _shown_path(path)) from None
         if kind is bytes:
             return value if len(value) <= _BUFFER_BYTES else [BYTES, writer.add(value)]
         if kind is memoryview and value.c_contiguous and value.format == "B" and value.ndim == 1:
             return [VIEW, writer.add(value)]
         if kind is bytearray:
-            self._begin(value)
+            self._number(value)
             return [BYTEARRAY, writer.add(value)]
         if (simple := _simple(value, kind)) is not None:
             return simple
         return self._of_class(value, kind, path, depth)
 
-    def _of_class(self, value: Any, kind: type, path: str, depth: int) -> list[Any]:
+    def _of_class(self, value: Any, kind: type, path: _Path, depth: int) -> list[Any]:
+        where = _shown_path(path)
         if isinstance(value, enum.Enum):
-            return [ENUM, class_reference(kind, path), value.name]
+            if type(value).__members__.get(value.name or "") is not value:  # several flags at once
+                raise NotSafe(f"a combined {kind.__name__}", where)
+            return [ENUM, class_reference(kind, where), value.name]
         if dataclasses.is_dataclass(kind):
             names = [field.name for field in dataclasses.fields(kind)]
-            extra = set(getattr(value, "__dict__", ())) - set(names)
-            if extra or isinstance(value, BaseException) or not all(hasattr(value, name) for name in names):
-                raise NotSafe(f"a {kind.__name__} with attributes that are no fields", path)
-            self._begin(value)
-            nodes = [self.node(getattr(value, name), f"{path}.{name}", depth + 1) for name in names]
-            return [DATACLASS, class_reference(kind, path), names, nodes]
+            if not _is_only_its_fields(value, kind, names):
+                raise NotSafe(f"a {kind.__name__} that is more than its fields", where)
+            self._number(value)
+            nodes = [self.node(getattr(value, name), (path, ".", name), depth + 1) for name in names]
+            return [DATACLASS, class_reference(kind, where), names, nodes]
         if isinstance(value, tuple) and hasattr(kind, "_fields") and kind.__mro__[1] is tuple:
             names = [str(field) for field in getattr(kind, "_fields")]  # noqa: B009 - a tuple's type does not have it
-            nodes = [self.node(item, f"{path}.{n}", depth + 1) for n, item in zip(names, value, strict=True)]
-            return [NAMEDTUPLE, class_reference(kind, path), names, nodes]
-        raise NotSafe(f"a {kind.__module__}.{kind.__qualname__}", path)
+            nodes = [self.node(item, (path, ".", n), depth + 1) for n, item in zip(names, value, strict=True)]
+            return [NAMEDTUPLE, class_reference(kind, where), names, nodes]
+        raise NotSafe(f"a {kind.__module__}.{kind.__qualname__}", where)
+
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, not by C code
+
+
+def _is_only_its_fields(value: Any, kind: type, names: list[str]) -> bool:
+    """Whether a dataclass's fields are all there is to an object: no other attribute or slot, no list or dict below."""
+    if any(base is not object and not base.__flags__ & _HEAP_TYPE for base in kind.__mro__):
+        return False
+    known = set(names)
+    if not all(hasattr(value, name) for name in names) or set(getattr(value, "__dict__", ())) - known:
+        return False
+    slots = {name for base in kind.__mro__ for name, part in vars(base).items() if type(part) is _SLOT}
+    return not any(hasattr(value, name) for name in slots - known)
+
+
+_SLOT = types.MemberDescriptorType
 
 
 def _is_plain(items: list[Any]) -> bool:
@@ -191,7 +242,9 @@ def _simple(value: Any, kind: type) -> list[Any] | None:
         return [ELLIPSIS]
     if kind is range and all(part in _INT_RANGE for part in (value.start, value.stop, value.step)):
         return [RANGE, value.start, value.stop, value.step]
-    if kind is slice and all(part is None or type(part) is int for part in (value.start, value.stop, value.step)):
+    if kind is slice and all(
+        part is None or (type(part) is int and part in _INT_RANGE) for part in (value.start, value.stop, value.step)
+    ):
         return [SLICE, value.start, value.stop, value.step]
     if kind is datetime.datetime and (zone := _zone(value.tzinfo)) is not None:
         return [DATETIME, value.replace(tzinfo=None).isoformat(), value.fold, zone]
@@ -206,7 +259,7 @@ def _simple(value: Any, kind: type) -> list[Any] | None:
     if kind is uuid.UUID:
         return [UUID, value.bytes]
     if isinstance(value, pathlib.PurePath) and kind.__module__.startswith("pathlib"):
-        return [PATH, value.as_posix()]
+        return [PATH, value.as_posix().encode("utf-8", "surrogatepass")]
     return None
 
 
@@ -303,6 +356,7 @@ class _TreeReader:
         return self._simple(tag, node)
 
     def _begin(self, value: Any) -> Any:
+        """Number a value, as the writer did: a container before its items, a tuple or frozenset after."""
         self._begun.append(value)
         return value
 
@@ -320,9 +374,9 @@ class _TreeReader:
             found.update(self.value(item, depth + 1) for item in items)
             return found
         if tag == TUPLE:
-            return tuple(self.value(item, depth + 1) for item in items)
+            return self._begin(tuple(self.value(item, depth + 1) for item in items))
         if tag == FROZENSET:
-            return frozenset(self.value(item, depth + 1) for item in items)
+            return self._begin(frozenset(self.value(item, depth + 1) for item in items))
         refuse_unless(len(items) % 2 == 0, "a dict has pairs")
         into: dict[Any, Any] = self._begin({} if tag == DICT else OrderedDict())
         for place in range(0, len(items), 2):
@@ -369,8 +423,8 @@ class _TreeReader:
                 return decimal.Decimal(text)
             case 25, [bytes(data)]:
                 return uuid.UUID(bytes=data)
-            case 26, [str(text)]:
-                return pathlib.Path(text)
+            case 26, [bytes(data)]:
+                return pathlib.Path(data.decode("utf-8", "surrogatepass"))
             case _:
                 raise ValueRefused(f"tag {tag!r:.20} with {len(node) - 1} parts is none of ours")
 
@@ -391,8 +445,20 @@ class _TreeReader:
         refuse_unless(fits, f"{cls.__name__} has other fields here than {names!r:.80}")
         made = self._begin(object.__new__(cls))  # neither __init__ nor __setattr__ of the class runs
         for name, item in zip(names, nodes, strict=True):
-            object.__setattr__(made, name, self.value(item, depth + 1))
+            _set_field(made, name, self.value(item, depth + 1))
         return made
+
+
+def _set_field(made: Any, name: str, value: Any) -> None:
+    """Set a field without running anything of its class: in its slot, or in the object's own dictionary."""
+    for base in type(made).__mro__:
+        part = vars(base).get(name)
+        if type(part) is _SLOT:
+            part.__set__(made, value)
+            return
+        if part is not None and hasattr(type(part), "__set__"):
+            raise ValueRefused(f"{type(made).__name__}.{name} is a property here: its code would run")
+    object.__getattribute__(made, "__dict__")[name] = value
 
 
 def _zone_of(zone: Any) -> datetime.tzinfo | None:
