@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     token = commands.add_parser("token", help="who may come in").add_subparsers(dest="action", required=True)
     token.add_parser("add", help="make a token; it is shown once").add_argument("name")
     token.add_parser("list", help="names and ids of all tokens")
-    token.add_parser("revoke", help="forget a token").add_argument("token_id")
+    token.add_parser("revoke", help="forget a token").add_argument("token_id", metavar="ID|NAME")
     commands.add_parser("check", help="which isolation holds on this machine, and which GPUs it has")
     return top
 

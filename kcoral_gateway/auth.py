@@ -67,19 +67,21 @@ class TokenStore:
         self._refresh()
         return list(self._tokens)
 
-    def revoke(self, token_id: str) -> StoredToken:
-        """Forget a token; connections that used it are closed within seconds.
+    def revoke(self, which: str) -> StoredToken:
+        """Forget a token, by its id or by a name that no other token has; its connections are closed within seconds.
 
         Raises:
-            UsageError: No token has that id.
+            UsageError: None is meant, or several are.
         """
         tokens = self.stored()
-        found = next((token for token in tokens if token.token_id == token_id), None)
-        if found is None:
-            known = ", ".join(token.token_id for token in tokens) or "none"
-            raise UsageError(f"no token has the id {token_id!r}; stored ids: {known}")
-        self._write([token for token in tokens if token is not found])
-        return found
+        found = [token for token in tokens if which in (token.token_id, token.name)]
+        if len(found) != 1:
+            known = ", ".join(f"{token.token_id} ({token.name})" for token in found or tokens) or "none"
+            if found:
+                raise UsageError(f"{len(found)} tokens are called {which!r}: give the id of one of {known}")
+            raise UsageError(f"no token is {which!r}; stored ids: {known}")
+        self._write([token for token in tokens if token is not found[0]])
+        return found[0]
 
     def find(self, token: str) -> Principal | None:
         """Who ``token`` stands for."""

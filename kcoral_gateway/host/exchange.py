@@ -129,6 +129,8 @@ class Exchange:
             raise ProtocolError("results were not written as announced")
         try:
             os.replace(self._path + PART, self._path)
+        except FileNotFoundError:  # its client has had it and dropped it, or there was no room for it: that was told
+            pass
         except OSError as error:
             raise ProtocolError(f"the results cannot be stored: {error.strerror}") from None
         self._path = ""

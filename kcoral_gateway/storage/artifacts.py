@@ -17,7 +17,7 @@ from typing import Any
 
 import xxhash
 
-from kcoral_magic.errors import CapacityExceeded, NotFoundError, ProtocolError, ValueRefused
+from kcoral_magic.errors import CapacityExceeded, NotFoundError, ValueRefused
 
 TRANSIT_S = 3600.0  # as long as a client may be away
 PART = ".part"
@@ -72,9 +72,9 @@ class Artifacts:
         """Add the bytes from ``offset`` on; how many are here then. A repeat changes nothing.
 
         Raises:
-            CapacityExceeded: The principal's limit leaves no room.
-            ValueRefused: The blob is whole, and its bytes are others than its digest says.
-            ProtocolError: It leaves a gap, or goes beyond the size.
+            CapacityExceeded: The principal's limit leaves no room; what there was of the blob is gone.
+            ValueRefused: It leaves a gap or goes beyond the size (pieces behind a refused one do), or the blob is whole
+                and its bytes are others than its digest says.
         """
         folder = self.folder(principal)
         here = self.held(principal, digest, size)
@@ -84,9 +84,13 @@ class Artifacts:
         if not here:
             (folder / (digest + PART)).unlink(missing_ok=True)
         if offset != here or offset + len(data) > size:
-            raise ProtocolError(f"byte {here} of {size} of a blob was due, got {len(data)} bytes from {offset} on")
+            raise ValueRefused(f"byte {here} of {size} of a blob was due, got {len(data)} bytes from {offset} on")
         part = folder / (digest + PART)
-        self._make_room(folder, len(data), digest)
+        try:
+            self._make_room(folder, len(data), digest)
+        except CapacityExceeded:
+            self._remove(folder, digest)
+            raise
         try:
             with open(part, "ab") as file:
                 file.write(data)
@@ -185,6 +189,9 @@ class Artifacts:
     def _make_room(self, folder: Path, wanted: int, keep: str) -> None:
         if self._used(folder) + wanted <= self._limit_bytes:
             return
+        self._recount(folder)
+        if self._used(folder) + wanted <= self._limit_bytes:
+            return
         files = [path for path in folder.iterdir() if path.name.startswith("sha256-") and path.suffix != PART]
         for path in sorted(files, key=_used_s):
             if path.name == keep:
@@ -206,12 +213,19 @@ class Artifacts:
                 is_transit = digest.startswith("xxh3-") or path.suffix == PART
                 if is_transit and digest not in live and now - _used_s(path) > TRANSIT_S:
                     self._remove(folder, digest)
-            for digest in self._counted[folder].keys() - on_disk.keys():  # its worker was lost, or took it over
-                del self._counted[folder][digest]
+            self._recount(folder)
+
+    def _recount(self, folder: Path) -> None:
+        """Worker hosts remove parcels that they have handed over, and results whose worker was lost."""
+        here = {path.name.removesuffix(PART) for path in folder.iterdir()}
+        for digest in self._counted[folder].keys() - here:
+            del self._counted[folder][digest]
 
     def usage(self, principal: str) -> tuple[int, int]:
         """Bytes in use, and the limit."""
-        return self._used(self.folder(principal)), self._limit_bytes
+        folder = self.folder(principal)
+        self._recount(folder)
+        return self._used(folder), self._limit_bytes
 
 
 def _used_s(path: Path) -> float:

@@ -83,6 +83,7 @@ class AsyncClient:
         self._requests: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
         self.blobs = Blobs(self._request, lambda: next(self._numbers))
+        self._dropping: set[asyncio.Task[None]] = set()
         self._beliefs: dict[str, exchange.Belief] = {}  # by session
         self._lost_s: float | None = None
         self._dead: KCoralError | None = None
@@ -256,6 +257,12 @@ class AsyncClient:
     async def drop(self, digest: str) -> None:
         """A result has been fetched; if this is lost with the connection, time removes it."""
         await self._send(framing.encode(t.Drop(digest)))
+
+    def drop_later(self, digest: str) -> None:
+        """As ``drop``, for whoever is being cancelled and cannot wait."""
+        task = asyncio.create_task(self.drop(digest))
+        self._dropping.add(task)
+        task.add_done_callback(self._dropping.discard)
 
     async def supply(self, message: t.Supply, parcel: framing.Buffer = b"", files: bytes = b"") -> None:
         """What an execution waits for; sent again after a cut, until the execution goes on."""

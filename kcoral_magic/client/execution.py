@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from kcoral_magic.client import exchange
 from kcoral_magic.client.blobs import PIECE_BYTES, Room
 from kcoral_magic.client.results import Collector, Output, Progress, Result
-from kcoral_magic.errors import KCoralError, RemoteError
+from kcoral_magic.errors import CapacityExceeded, KCoralError, RemoteError
 from kcoral_magic.protocol import connection as c
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.protocol import transfers as t
@@ -130,20 +130,32 @@ class AsyncExecution:
             files = exchange.all_files(own.belief)
         own.belief.python = want.python
         try:
-            packed = await asyncio.to_thread(exchange.packed, own.out, want.names, want.python)
-            parcel = packed.parcel
-            if parcel.size <= _INLINE_BYTES:
-                await self._client.supply(t.Supply(self.execution_id), parcel.joined() if want.names else b"", files)
-                return
-            digest = await asyncio.to_thread(parcel.digest)
-            await self._client.blobs.upload(
-                digest, parcel.size, lambda start: parcel.chunks(PIECE_BYTES, start),
-                lambda done: self._tell("sending values", done, parcel.size),
-            )  # fmt: skip
-            await self._client.supply(t.Supply(self.execution_id, digest, parcel.size), b"", files)
+            await self._send_parcel(want, own, files)
         except KCoralError as error:
             with contextlib.suppress(KCoralError):
                 await self._client.supply(t.Supply(self.execution_id, problem=str(error)[:4000]))
+
+    async def _send_parcel(self, want: t.Want, own: Own, files: bytes) -> None:
+        packed = await asyncio.to_thread(exchange.packed, own.out, want.names, want.python)
+        parcel = packed.parcel
+        if parcel.size <= _INLINE_BYTES:
+            await self._client.supply(t.Supply(self.execution_id), parcel.joined() if want.names else b"", files)
+            return
+        digest = await asyncio.to_thread(parcel.digest)
+        try:
+            await self._client.blobs.upload(
+                digest,
+                parcel.size,
+                lambda start: parcel.chunks(PIECE_BYTES, start),
+                lambda done: self._tell("sending values", done, parcel.size),
+            )
+        except CapacityExceeded as error:
+            largest = max(want.names, key=lambda name: own.out.sizes.get(name, 0) if own.out else 0)
+            raise CapacityExceeded(f"{largest} cannot be sent: {error}") from None
+        except asyncio.CancelledError:
+            self._client.drop_later(digest)
+            raise
+        await self._client.supply(t.Supply(self.execution_id, digest, parcel.size), b"", files)
 
     async def _fetch(self, output: Output, returned: t.Returned) -> None:
         """Get the results, then let pass what came behind them."""
@@ -156,6 +168,9 @@ class AsyncExecution:
             )
             await self._client.drop(blob)
             output = Output(output.number, returned, (room.view,))
+        except asyncio.CancelledError:
+            self._client.drop_later(blob)
+            raise
         except KCoralError as error:
             output = Output(output.number, t.Returned(returned.digest, 0, (("results", str(error)[:4000]),)))
         finally:

@@ -18,6 +18,7 @@ from kcoral_magic.client.exchange import Belief
 from kcoral_magic.errors import UsageError, ValueRefused
 from kcoral_magic.protocol import transfers as t
 
+_DEEPEST, _LONGEST = 64, 4000  # folders and bytes of a path; beyond them file systems and Python's own tools give up
 _Stamp = tuple[int, int, int, int]  # device, inode, size, and when it was last written, in ns
 
 
@@ -165,6 +166,7 @@ def place_for(base: Path, relative: str) -> Path:
     """
     pure = PurePosixPath(relative)
     is_odd = "\\" in relative or "\0" in relative or (":" in relative and os.name == "nt")
+    is_odd = is_odd or len(pure.parts) > _DEEPEST or len(relative.encode("utf-8", "replace")) > _LONGEST
     if pure.is_absolute() or ".." in pure.parts or not pure.parts or is_odd or not relative.strip():
         raise ValueRefused(f"the session names a file {relative!r:.80}, which leads out of {base}")
     target = base / pure

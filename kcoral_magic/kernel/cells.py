@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +110,8 @@ class Cells:
         """What ``-i`` names and can travel goes, although the cell does not run: one bad name is not the others'."""
         if out.values:
             options.files, options.wants = None, ()
-            self._execute(options, "pass", out, surface, Belief())
+            others = dataclasses.replace(out, problems={}, forced=out.forced & out.values.keys())
+            self._execute(options, "pass", others, surface, Belief())
 
     def _take(self, result: Result, belief: Belief, surface: Surface) -> None:
         """Bring values into the notebook."""

@@ -166,11 +166,13 @@ class KCoral(Magics):
         for info in running:
             client.interrupt(info.execution_id)
 
-    def _do_restart(self, options: argparse.Namespace) -> None:
+    def _do_restart(self, options: argparse.Namespace) -> html.Badge:
         self._client().restart(options.session or "", options.gpus)
+        return html.Badge(f"{_session_named(options.session)} is empty now", "the next cell starts anew")
 
-    def _do_close(self, options: argparse.Namespace) -> None:
+    def _do_close(self, options: argparse.Namespace) -> html.Badge:
         self._client().close_session(options.session or "")
+        return html.Badge(f"{_session_named(options.session)} has ended", is_on=False)
 
     def _do_connect(self, options: argparse.Namespace) -> html.Table:
         if options.url and options.trust:
@@ -193,8 +195,9 @@ class KCoral(Magics):
             raise
         return self._do_status(options)
 
-    def _do_disconnect(self, options: argparse.Namespace) -> None:
+    def _do_disconnect(self, options: argparse.Namespace) -> html.Badge:
         self.proxy.leave()
+        return html.Badge("not connected any more", "sessions stay; the next cell connects again", is_on=False)
 
     # ── files ──
 
@@ -242,6 +245,10 @@ class KCoral(Magics):
     def _do_off(self, options: argparse.Namespace) -> html.Badge:
         self.mode.is_on = False
         return html.Badge("cells run here", "those marked %%kcoral do not", is_on=False)
+
+
+def _session_named(name: str | None) -> str:
+    return f"session {name!r}" if name else "this notebook's session"
 
 
 vars(KCoral)["kcoral"].__doc__ = documentation()

@@ -12,8 +12,10 @@ names in their lines count too.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from kcoral_magic.names.bodies import function_reads, global_writes, type_parameters
 from kcoral_magic.names.magics import MagicText, magic_text
@@ -201,6 +203,8 @@ class _Walker:
             case ast.Delete(targets=targets):
                 for target in targets:
                     self.delete(target)
+            case ast.stmt() if type(node).__name__ == "TypeAlias":
+                self.alias(node)
             case ast.Global() | ast.Nonlocal() | ast.Pass() | ast.Break() | ast.Continue():
                 pass
             case _:
@@ -209,6 +213,12 @@ class _Walker:
                         self.expression(child)
                     elif isinstance(child, ast.stmt):
                         self.statement(child)
+
+    def alias(self, node: Any) -> None:
+        """``type A = …`` (Python 3.12): its value is looked at when it is used."""
+        names = {part.id for part in ast.walk(node.value) if isinstance(part, ast.Name)}
+        self.bind(node.name.id)
+        self.deferred[node.name.id] = [names - type_parameters(node)]
 
     def delete(self, target: ast.expr) -> None:
         match target:
@@ -269,8 +279,8 @@ class _Walker:
         for decorator in node.decorator_list:
             self.expression(decorator)
         types = type_parameters(node)
-        self.arguments(node.args, hidden=types)
-        if node.returns is not None and not types:
+        with self.binding(types):
+            self.arguments(node.args)
             self.expression(node.returns)
         self.written_inside |= global_writes(node)
         self.bind(node.name)
@@ -278,26 +288,38 @@ class _Walker:
         if node.decorator_list:  # a decorator may run it at once
             self.read(node.name)
 
-    def arguments(self, arguments: ast.arguments, hidden: set[str] | None = None) -> None:
+    @contextlib.contextmanager
+    def binding(self, names: set[str]) -> Iterator[None]:
+        """Inside, these names are bound: type parameters (Python 3.12) are seen by what they belong to."""
+        new = names - self.bound
+        self.bound |= new
+        yield
+        self.bound -= new
+
+    def arguments(self, arguments: ast.arguments) -> None:
         """What a def or lambda evaluates where it stands: defaults and annotations."""
         for default in (*arguments.defaults, *arguments.kw_defaults):
             self.expression(default)
         every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
         for argument in every:
-            if argument is not None and argument.annotation is not None and not hidden:
+            if argument is not None:
                 self.expression(argument.annotation)
 
     def class_(self, node: ast.ClassDef) -> None:
-        for part in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
-            self.expression(part)
+        types = type_parameters(node)
+        for decorator in node.decorator_list:
+            self.expression(decorator)
+        with self.binding(types):
+            for part in (*node.bases, *(keyword.value for keyword in node.keywords)):
+                self.expression(part)
         inner = _Walker(outer=self._seen_inside)
-        inner.bound = set(self.bound)
+        inner.bound = self.bound | types
         inner.imports = self.imports
         inner.deferred = dict(self.deferred)
         inner.block(node.body)
         for name in inner.reads:
-            self.read(name)
-        types = type_parameters(node)
+            if name not in types:
+                self.read(name)
         own = [several for name, several in inner.deferred.items() if several is not self.deferred.get(name)]
         methods = [names - types for several in own for names in several]
         methods += [function_reads(part, self.imports, _Walker) for part in node.body if isinstance(part, _FUNCTIONS)]

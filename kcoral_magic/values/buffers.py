@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from kcoral_magic.errors import ValueRefused
 
@@ -19,9 +20,15 @@ class NotSafe(Exception):
 
 
 class Writer:
-    """Gathers buffers. ``notes`` are for people: what arrives otherwise than it left."""
+    """Gathers buffers. ``notes`` are for people: what arrives otherwise than it left.
 
-    def __init__(self) -> None:
+    ``objects`` are those that keep their identity in what was written. ``may_track``: the reader takes no pickles, so
+    that it has a class of the notebook already, or cannot have it.
+    """
+
+    def __init__(self, *, may_track: bool = False) -> None:
+        self.may_track = may_track
+        self.objects: list[Any] = []
         self.buffers: list[memoryview] = []
         self.notes: list[str] = []
 

@@ -7,6 +7,7 @@ their bytecode would not run there, or worse.
 
 from __future__ import annotations
 
+import enum
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 
 from kcoral_magic.errors import ValueRefused
-from kcoral_magic.values import parcel, pickled, source, tree, versions
+from kcoral_magic.values import arrays, parcel, pickled, source, tensors, tree, versions
 from kcoral_magic.values.buffers import Buffer, NotSafe, Reader, Writer
 from kcoral_magic.values.digest import digest, shown
 
@@ -70,8 +71,14 @@ def pack(
     return Packed(parcel.pack(made), packer.problems, notes)
 
 
-# What is one object wherever it is met, or nothing that anybody could tell two of apart.
-_UNSHARED = (str, bytes, int, float, complex, tuple, frozenset, type, type(None), *_CODE_TYPES)
+def _has_identity(value: Any) -> bool:
+    """Whether it matters that an object is the same wherever it is met: it can change, and is no singleton."""
+    if isinstance(value, list | dict | set | bytearray) or arrays.is_array(value) or tensors.is_tensor(value):
+        return True
+    numpy = sys.modules.get("numpy")
+    if isinstance(value, enum.Enum | type) or (numpy is not None and isinstance(value, numpy.dtype)):
+        return False
+    return hasattr(value, "__dict__") and not isinstance(value, _CODE_TYPES)
 
 
 @dataclass
@@ -98,30 +105,46 @@ class _Packer:
         self._no_code = "" if peer == VERSION else f"Python {VERSION} here, {peer} there"
         self._entries: dict[str, tuple[parcel.Entry, Buffer, list[Buffer]]] = {}
         self._pickled: list[_Pickled] = []
+        self._trees: dict[str, tuple[Any, Writer]] = {}
         self._names: list[str] = []
         self.problems: dict[str, str] = {}
 
     def add(self, name: str, value: Any) -> None:
         """Take a value, or note why it cannot travel."""
         self._names.append(name)
-        writer = Writer()
+        writer = Writer(may_track=not self._may_pickle)
         try:
             kind, head = self._write(value, name, writer)
             if kind == "pickle":
                 self._pickled.append(self._pickle(name, value))
             else:
                 self._enter(name, kind, value, head, writer)
+                if kind == "tree" and self._may_pickle and not self._no_code and writer.objects:
+                    self._trees[name] = (value, writer)
         except ValueRefused as error:
             self.problems[name] = str(error)
 
     def made(self) -> list[tuple[parcel.Entry, Buffer, list[Buffer]]]:
         """Everything, in the order it was added."""
+        self._join_trees()
         for number, group in enumerate(_sharing(self._pickled)):
             if len(group) > 1:
                 self._pickle_together(group)
             for one in group:
                 self._enter(one.name, "pickle", one.value, one.head, one.writer, number)
         return [self._entries[name] for name in self._names if name in self._entries]
+
+    def _join_trees(self) -> None:
+        """A safe value that shares objects with a pickled one is pickled too: ``w`` is to stay ``model.weight``."""
+        is_more = bool(self._pickled)
+        while is_more:
+            is_more = False
+            shared = {key for one in self._pickled for key in one.objects}
+            for name, (value, writer) in list(self._trees.items()):
+                if shared & {id(one) for one in writer.objects if _has_identity(one)}:
+                    del self._trees[name], self._entries[name]
+                    self._pickled.append(self._pickle(name, value))
+                    is_more = True
 
     def _enter(self, name: str, kind: str, value: Any, head: bytes, writer: Writer, group: int = 0) -> None:
         mark = self._digests.get(name) or (digest(value, name)[0] if kind != "opaque" else "")
@@ -153,7 +176,7 @@ class _Packer:
             raise ValueRefused(f"{name}: {error}") from None
         except Exception as error:  # noqa: BLE001 - any __reduce__ may raise anything
             raise pickled.explain(value, name, error) from None
-        objects = {key: one for key, (_, one) in pickler.memo.copy().items() if not isinstance(one, _UNSHARED)}
+        objects = {key: one for key, (_, one) in pickler.memo.copy().items() if _has_identity(one)}
         return _Pickled(name, value, head, writer, objects)
 
     def _pickle_together(self, group: list[_Pickled]) -> None:

@@ -47,11 +47,16 @@ def _class_source(cls: type) -> str | None:
             tree = ast.parse(text)
         except (SyntaxError, ValueError):  # a cell with magics in it
             continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
+        defined = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == cls.__name__]
+        for node in defined:
+            if _defines(node, code):
                 first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
                 return textwrap.dedent("".join(text.splitlines(True)[first - 1 : node.end_lineno]))
     return None
+
+
+def _defines(node: ast.ClassDef, code: types.CodeType) -> bool:
+    return node.lineno <= code.co_firstlineno <= (node.end_lineno or node.lineno)
 
 
 def read(head: memoryview) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import decimal
 import sys
 import warnings
 from typing import Any
@@ -13,7 +12,7 @@ from kcoral_magic.values import arrow
 from kcoral_magic.values.arrays import Missing
 from kcoral_magic.values.buffers import NotSafe, Reader, Writer, refuse_unless
 
-_KEPT = (str, bytes, bool, datetime.date, decimal.Decimal)
+_KEPT = (str, bytes, bool, datetime.date)
 _NULL_ROWS = 1_000_000  # a column of nulls takes no bytes; anything else takes a bit for each row
 _SERIES = "kcoral.series"  # the one column's name while a series travels as a table
 

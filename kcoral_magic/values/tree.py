@@ -14,6 +14,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import hashlib
 import pathlib
 import sys
 import types
@@ -92,7 +93,8 @@ class _TreeWriter:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._numbers: dict[int, int] = {}
-        self._alive: list[Any] = []  # an id may be used again once its object is gone
+        self._alive = writer.objects  # an id may be used again once its object is gone
+        self._contents: dict[int, tuple[Any, bytes]] = {}
 
     def node(self, value: Any, path: _Path, depth: int) -> Any:
         kind = type(value)
@@ -107,6 +109,8 @@ class _TreeWriter:
             self._number(value)
             return self._container(value, kind, path, depth)
         if kind is tuple:
+            if set(map(type, value)) <= _PLAIN:  # nobody can tell two equal ones apart, and they cost nothing
+                return [TUPLE, [self._scalar(item, type(item)) for item in value]]
             made = [TUPLE, [self.node(item, (path, "[]", n), depth + 1) for n, item in enumerate(value)]]
             self._number(value)  # after its items: the reader has no tuple before it has them
             return made
@@ -144,16 +148,37 @@ class _TreeWriter:
         return [DICT if kind is dict else ORDERED, flat]
 
     def _sorted(self, value: Any, path: _Path, depth: int) -> list[Any]:
-        """In one order everywhere, so that equal sets have equal digests: that of each item's own encoding."""
-        step = (path, " item", "")
-        alone = [(msgspec.msgpack.encode(self._apart().node(item, step, depth + 1)), item) for item in value]
-        return [self.node(item, step, depth + 1) for _, item in sorted(alone, key=lambda pair: pair[0])]
+        """In one order everywhere, so that equal sets have equal digests: that of each item's content."""
+        ordered = sorted(value, key=lambda item: self._content(item, depth))
+        return [self.node(item, (path, " item", ""), depth + 1) for item in ordered]
 
-    def _apart(self) -> _TreeWriter:
-        """One that knows what has begun so far, and leaves nothing behind."""
-        apart = _TreeWriter(Writer())
-        apart._numbers, apart._alive = dict(self._numbers), list(self._alive)
-        return apart
+    def _content(self, value: Any, depth: int) -> bytes:
+        """Bytes that equal values have in common, to sort by; what is hashable is made of few kinds of things."""
+        kind = type(value)
+        known = self._contents.get(id(value))
+        if known is not None:
+            return known[1]
+        name = f"{kind.__module__}.{kind.__qualname__}".encode("utf-8", "backslashreplace")
+        if depth > MAX_DEPTH:
+            return name
+        if isinstance(value, tuple):
+            made = b"".join(self._content(item, depth + 1) for item in value)
+        elif kind is frozenset:
+            made = b"".join(sorted(self._content(item, depth + 1) for item in value))
+        elif kind in _PLAIN or kind is bytes:
+            made = msgspec.msgpack.encode(self._scalar(value, kind))
+        elif isinstance(value, enum.Enum):
+            made = str(value.name).encode("utf-8", "backslashreplace")
+        elif dataclasses.is_dataclass(kind):
+            self._contents[id(value)] = (value, name)  # of a circle
+            fields = [getattr(value, field.name, None) for field in dataclasses.fields(kind)]
+            made = b"".join(self._content(item, depth + 1) for item in fields)
+        else:
+            simple = _simple(value, kind)
+            made = b"" if simple is None else msgspec.msgpack.encode(simple)
+        made = name + b":" + hashlib.sha256(made).digest() if len(made) > 64 else name + b":" + made
+        self._contents[id(value)] = (value, made)
+        return made
 
     def _leaf(self, value: Any, kind: type, path: _Path, depth: int) -> Any:
         writer = self._writer
@@ -185,18 +210,18 @@ class _TreeWriter:
         if isinstance(value, enum.Enum):
             if type(value).__members__.get(value.name or "") is not value:  # several flags at once
                 raise NotSafe(f"a combined {kind.__name__}", where)
-            return [ENUM, class_reference(kind, where), value.name]
+            return [ENUM, class_reference(kind, where, may_track=self._writer.may_track), value.name]
         if dataclasses.is_dataclass(kind):
             names = [field.name for field in dataclasses.fields(kind)]
             if not _is_only_its_fields(value, kind, names):
                 raise NotSafe(f"a {kind.__name__} that is more than its fields", where)
             self._number(value)
             nodes = [self.node(getattr(value, name), (path, ".", name), depth + 1) for name in names]
-            return [DATACLASS, class_reference(kind, where), names, nodes]
+            return [DATACLASS, class_reference(kind, where, may_track=self._writer.may_track), names, nodes]
         if isinstance(value, tuple) and hasattr(kind, "_fields") and kind.__mro__[1] is tuple:
             names = [str(field) for field in getattr(kind, "_fields")]  # noqa: B009 - a tuple's type does not have it
             nodes = [self.node(item, (path, ".", n), depth + 1) for n, item in zip(names, value, strict=True)]
-            return [NAMEDTUPLE, class_reference(kind, where), names, nodes]
+            return [NAMEDTUPLE, class_reference(kind, where, may_track=self._writer.may_track), names, nodes]
         raise NotSafe(f"a {kind.__module__}.{kind.__qualname__}", where)
 
 
@@ -278,19 +303,20 @@ def _zone(zone: datetime.tzinfo | None) -> str | int | None:
 # ── classes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def class_reference(cls: type, path: str = "") -> list[str]:
+def class_reference(cls: type, path: str = "", *, may_track: bool = False) -> list[str]:
     """``[module, qualname, tracker]`` of a class that its reader can find.
 
-    A class of the notebook itself is found by the tracker id under which cloudpickle sent it: by name alone, a class
-    that has been redefined meanwhile would be taken for the old one.
+    A class of the notebook travels in pickles. Only towards a reader that takes none, it is named by the tracker id
+    under which cloudpickle brought it here: by name alone, a class that has been redefined meanwhile would be taken for
+    the old one.
 
     Raises:
-        NotSafe: The class was made inside a function, or is the notebook's and has never travelled.
+        NotSafe: The class was made inside a function, or is the notebook's.
     """
     if cls.__module__ == "__main__":
         from cloudpickle import cloudpickle
 
-        tracker = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(cls)
+        tracker = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(cls) if may_track else None
         if tracker is None:
             raise NotSafe(f"a {cls.__qualname__}, a class of its own side only", path)
         return ["__main__", cls.__qualname__, str(tracker)]
@@ -374,7 +400,8 @@ class _TreeReader:
             found.update(self.value(item, depth + 1) for item in items)
             return found
         if tag == TUPLE:
-            return self._begin(tuple(self.value(item, depth + 1) for item in items))
+            made_tuple = tuple(self.value(item, depth + 1) for item in items)
+            return made_tuple if set(map(type, made_tuple)) <= _PLAIN else self._begin(made_tuple)
         if tag == FROZENSET:
             return self._begin(frozenset(self.value(item, depth + 1) for item in items))
         refuse_unless(len(items) % 2 == 0, "a dict has pairs")

@@ -99,7 +99,7 @@ def test_forgetting_what_is_not_stored_names_what_is(store: TokenStore) -> None:
     with pytest.raises(UsageError, match="stored ids: none"):
         store.revoke("0123")
     store.add("ana")
-    with pytest.raises(UsageError, match=f"no token has the id '0123'; stored ids: {store.stored()[0].token_id}"):
+    with pytest.raises(UsageError, match=f"no token is '0123'; stored ids: {store.stored()[0].token_id}"):
         store.revoke("0123")
 
 

@@ -96,5 +96,5 @@ def test_tokens_are_made_listed_and_revoked(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_mistake_ends_with_one_line_and_no_traceback(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"^kcoral-gateway: no token has the id"):
+    with pytest.raises(SystemExit, match=r"^kcoral-gateway: no token is '0123'"):
         main(["--state", str(tmp_path), "token", "revoke", "0123"])

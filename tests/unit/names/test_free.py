@@ -4,6 +4,7 @@ Too many names cost a look at a value; one too few is a NameError far away. So a
 is in the list, and one that it can never read is not.
 """
 
+# ruff: noqa: E501 - tables read best with one case a line
 from __future__ import annotations
 
 import sys
@@ -16,10 +17,6 @@ from kcoral_magic.names.free import CellNames, cell_names
 
 def reads(source: str) -> str:
     return " ".join(sorted(cell_names(source).reads))
-
-
-def missed(reason: str) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(reason=f"Python may read it: {reason}")
 
 
 STATEMENTS = [
@@ -71,11 +68,11 @@ STATEMENTS = [
     ("match a:\n    case 1:\n        x = 1\n    case _:\n        x = 2\nx", "a x"),
     ("match a:\n    case [b, *c]:\n        b, c\n    case {'k': d, **e}:\n        d, e\n    case C(x=f) as g if f > h:\n        g", "C a h"),
     ("match a:\n    case C.D | None:\n        pass", "C a"),
-    pytest.param("match a:\n    case {K.X: v}:\n        v", "K a", marks=missed("match(): keys of a mapping pattern")),
-    pytest.param("try:\n    x = f()\nfinally:\n    x", "f x", marks=missed("try_(): finally runs after half a body, too")),
-    pytest.param("try:\n    x = f()\nexcept E:\n    raise\nfinally:\n    x", "E f x", marks=missed("try_(): so it does before a raise")),
-    pytest.param("with suppress(E):\n    x = f()\nx", "E f suppress x", marks=missed("statement(): a with may swallow what its body raises")),
-    pytest.param("obj.a: int", "int obj", marks=missed("AnnAssign: the object of a target without value is evaluated")),
+    ("match a:\n    case {K.X: v}:\n        v", "K a"),  # keys of a mapping pattern
+    ("try:\n    x = f()\nfinally:\n    x", "f x"),  # finally runs after half a body, too
+    ("try:\n    x = f()\nexcept E:\n    raise\nfinally:\n    x", "E f x"),  # so it does before a raise
+    ("with suppress(E):\n    x = f()\nx", "E f suppress x"),  # a with may swallow what its body raises
+    ("obj.a: int", "int obj"),  # the object of a target without value is evaluated
 ]  # fmt: skip
 EXPRESSIONS = [
     ("f(a, *b, c=d, **e)", "a b c d e f".replace("c ", "")),
@@ -131,14 +128,14 @@ FUNCTIONS = [
     ("def f():\n    class C(B):\n        z = 1\n        def m(self):\n            return w\n    return C", "B w"),
     ("def f():\n    match a:\n        case {K.X: [b, *c], **d}:\n            return b, c, d", "K a"),
     ("def f():\n    return x\ndef f():\n    return y", "y"),
-    pytest.param("if c:\n    def f():\n        return a\nelse:\n    def f():\n        return b\nf()", "a b c", marks=missed("function(): the second branch's f takes the place of the first's")),
-    pytest.param("def f():\n    return a\nif c:\n    f = 1\nf()", "a c", marks=missed("bind(): on one branch only, f is forgotten on all")),
-    pytest.param("def f():\n    return x\nif c:\n    x = 1\n    f()\nelse:\n    f()", "c x", marks=missed("read(): the first use pops f's reads, another path's use finds none")),
-    pytest.param("def f():\n    return x\nfor i in f2:\n    x = 1\n    f()\nf()", "f2 x", marks=missed("read(): the same after a loop that may not run")),
-    pytest.param("def f():\n    global x\n    x += 1", "x", marks=missed("end(): what a function that nobody has called yet writes counts as assigned")),
-    pytest.param("def f():\n    return x\ndel f", "", marks=pytest.mark.xfail(reason="del counts as a use of f: x can never be read")),
-    pytest.param("def f():\n    def g(a: T) -> R:\n        pass\n    return g", "R T", marks=missed("_function_reads: a nested def evaluates its annotations (until 3.14)")),
-    pytest.param("def f():\n    x = 1\n    def g():\n        global x\n        return x\n    return g", "x", marks=missed("_function_reads: global of an inner def, local of the outer")),
+    ("if c:\n    def f():\n        return a\nelse:\n    def f():\n        return b\nf()", "a b c"),  # the second branch's f takes the place of the first's
+    ("def f():\n    return a\nif c:\n    f = 1\nf()", "a c"),  # on one branch only, f is forgotten on all
+    ("def f():\n    return x\nif c:\n    x = 1\n    f()\nelse:\n    f()", "c x"),  # the first use pops f's reads, another path's use finds none
+    ("def f():\n    return x\nfor i in f2:\n    x = 1\n    f()\nf()", "f2 x"),  # the same after a loop that may not run
+    ("def f():\n    global x\n    x += 1", "x"),  # what a function that nobody has called yet writes counts as assigned
+    ("def f():\n    return x\ndel f", ""),
+    ("def f():\n    def g(a: T) -> R:\n        pass\n    return g", "R T"),  # a nested def evaluates its annotations (until 3.14)
+    ("def f():\n    x = 1\n    def g():\n        global x\n        return x\n    return g", "x"),  # global of an inner def, local of the outer
 ]  # fmt: skip
 CLASSES = [
     ("class C(B, metaclass=M):\n    x = y\n    z = x", "B M y"),
@@ -151,11 +148,11 @@ CLASSES = [
     ("class C:\n    class D(E):\n        def m(self):\n            return F", "E F"),
     ("class C:\n    def f():\n        return x\n    y = f()\nx = 1", "x"),
     ("class C:\n    a: A = b", "A b"),
-    pytest.param("def f():\n    return x\nclass C:\n    y = f()\nx = 1", "x", marks=missed("class_(): a body that runs a function of the cell")),
-    pytest.param("class C:\n    k = 1\n    f = lambda self: k", "k", marks=missed("a lambda in a class body does not see the class's names")),
-    pytest.param("class C:\n    k = 1\n    v = [k for _ in w]", "k w", marks=missed("nor does a comprehension")),
-    pytest.param("def f():\n    class C:\n        k = 1\n        @d\n        def m(self):\n            return k", "d k", marks=missed("_function_reads: a decorated method of a class in a function")),
-    pytest.param("@d\nclass C:\n    def m(self):\n        return x\nx = 1", "d x", marks=missed("class_(): a class decorator may run its methods, as a function's may run it")),
+    ("def f():\n    return x\nclass C:\n    y = f()\nx = 1", "x"),  # a body that runs a function of the cell
+    ("class C:\n    k = 1\n    f = lambda self: k", "k"),  # a lambda in a class body does not see the class's names
+    ("class C:\n    k = 1\n    v = [k for _ in w]", "k w"),  # nor does a comprehension
+    ("def f():\n    class C:\n        k = 1\n        @d\n        def m(self):\n            return k", "d k"),  # a decorated method of a class in a function
+    ("@d\nclass C:\n    def m(self):\n        return x\nx = 1", "d x"),  # a class decorator may run its methods, as a function's may run it
 ]  # fmt: skip
 
 
@@ -232,13 +229,11 @@ MAGICS = [
     ("x = 1\n!echo $x", ""),
     ("!echo {d['a'] + f(b)}", "b d f"),
     ("x?", ""),
-    pytest.param("!echo {x:.2f}", "x", marks=missed("python(): {name:format} is no Python")),
-    pytest.param("!echo {x:5}", "x", marks=missed("python(): {name:5} is parsed as an annotation")),
-    pytest.param("!echo {x!r}", "x", marks=missed("python(): {name!r} is no Python")),
-    pytest.param(
-        "%prun -s cumulative f(x)", "f x", marks=missed("_OPTION: an option's word stays in front of the code")
-    ),
-    pytest.param("%lprun -f g g(x)", "g x", marks=missed("_OPTION: -f takes a word, which is a name besides")),
+    ("!echo {x:.2f}", "x"),  # {name:format} is no Python
+    ("!echo {x:5}", "x"),  # {name:5} is parsed as an annotation
+    ("!echo {x!r}", "x"),  # {name!r} is no Python
+    ("%prun -s cumulative f(x)", "f x"),
+    ("%lprun -f g g(x)", "g x"),  # -f takes a word, which is a name besides
 ]
 
 
@@ -306,11 +301,20 @@ def test_a_long_cell_takes_time_that_grows_with_its_length() -> None:
     ("source", "expected"),
     [
         ("def f[T](a: T) -> T:\n    return a, T", ""),
-        ("class C[T]:\n    def m(self) -> T:\n        return T", ""),
-        pytest.param("class C[T](B[T]):\n    pass", "B", marks=pytest.mark.xfail(reason="class_(): T is reported, which no session can have", strict=False)),
-        pytest.param("def f[T](a: T, b: Other):\n    pass", "Other", marks=missed("function(): annotations are left out beside type parameters")),
-        pytest.param("type A = B\nA", "", marks=pytest.mark.xfail(reason="ast.TypeAlias is unknown: its name counts as read", strict=False)),
+        *(
+            pytest.param(source, expected, id=why)
+            for source, expected, why in (
+                ("class C[T]:\n    def m(self) -> T:\n        return T", "", "class_(): T counts as read in the body"),
+                ("class C[T](B[T]):\n    pass", "B", "class_(): T counts as read in the bases"),
+                (
+                    "def f[T](a: T, b: Other):\n    pass",
+                    "Other",
+                    "function(): annotations are left out beside parameters",
+                ),
+                ("type A = B\nA", "B", "ast.TypeAlias is unknown: its name is not bound"),
+            )
+        ),
     ],
-)  # fmt: skip
+)
 def test_type_parameters_are_names_of_their_own_scope(source: str, expected: str) -> None:
     assert reads(source) == expected

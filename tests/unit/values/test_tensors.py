@@ -131,7 +131,9 @@ def test_crooked_memory_is_copied() -> None:
 
 
 @pytest.mark.parametrize(
-    "view", [torch.Tensor.conj, lambda t: t.conj().imag, torch.Tensor.adjoint], ids=["conj", "neg", "adjoint"]
+    "view",
+    [torch.Tensor.conj, lambda t: t.conj().imag, torch.Tensor.adjoint, torch._neg_view],
+    ids=["conj", "neg part", "adjoint", "neg"],
 )
 def test_conjugated_and_negated_views_arrive_resolved(view: Any) -> None:
     tensor = view(torch.tensor([[1 + 2j, 3 - 4j]]))
@@ -173,9 +175,10 @@ def test_a_state_dict_comes_back_and_loads() -> None:
 def test_a_models_own_state_dict_object_needs_no_pickle_or_is_left_to_it() -> None:
     state = torch.nn.Linear(2, 2).state_dict()
     try:
-        assert travelled(state).keys() == state.keys()
-    except NotSafe as error:
-        assert "no fields" in error.why or "OrderedDict" in error.why
+        back = travelled(state)
+    except NotSafe:
+        return
+    assert back.keys() == state.keys()
 
 
 def test_tied_tensors_of_one_value_stay_tied() -> None:
