@@ -25,6 +25,7 @@ from kcoral_magic.protocol.wire import Gpus
 
 _log = getLogger(__name__)
 _SWEEP_S = 5.0
+_BLOCK_BYTES = 4096  # of most file systems
 _PRUNE_S = 600.0
 _SPARE_S = 600.0  # a coffee break
 
@@ -35,7 +36,7 @@ class Service:
     def __init__(self, config: Config, engine: Engine) -> None:
         self._config = config
         self._engine = engine
-        self.artifacts = Artifacts(config.artifacts_dir, limit_bytes=config.artifact_bytes)
+        self.artifacts = Artifacts(config.artifacts_dir, limit_bytes=config.artifact_bytes, block_bytes=_BLOCK_BYTES)
         self._records = Records(config)
         self._runner = Runner(config, engine, self._records, self.artifacts)
         self._sessions: dict[tuple[str, str], Session] = {}
@@ -92,12 +93,13 @@ class Service:
         Raises:
             ProtocolError: The id is another body's, or the manifest cannot be read.
         """
-        wants = t.read_manifest(manifest).wants
+        asked = t.read_manifest(manifest)
         execution, is_new = self._records.new(principal, message, source)
         if not is_new:
             return execution
-        execution.manifest, execution.parcel, execution.wants = manifest, parcel, wants
+        execution.manifest, execution.parcel, execution.wants = manifest, parcel, asked.wants
         try:
+            self._check_files(principal, asked)
             session = self._session(principal, client, message.session)
         except KCoralError as error:
             execution.finish("failed", error.code, str(error))
@@ -121,8 +123,16 @@ class Service:
         """
         path = str(self.artifacts.path(principal, message.digest)) if message.digest is not None else ""
         deliver = m.Deliver(message.execution_id, path, message.size, message.problem)
-        t.read_manifest(files)
+        self._check_files(principal, t.read_manifest(files))
         self._to_worker(principal, message.execution_id, deliver, (bytes(files), bytes(parcel)))
+
+    def _check_files(self, principal: str, manifest: t.Manifest) -> None:
+        for file in manifest.files:
+            if file.digest is not None:
+                try:
+                    self.artifacts.path(principal, file.digest)
+                except NotFoundError as error:
+                    raise NotFoundError(f"{file.path}: {error}") from None
 
     def reply(self, principal: str, message: t.InputReply, text: framing.Buffer) -> None:
         """The line that an execution has asked for.

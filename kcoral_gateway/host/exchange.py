@@ -2,13 +2,14 @@
 
 Towards the worker, files go as pieces and a large parcel as a descriptor of its blob: the worker maps it, nobody copies
 it. A parcel's blob is used once, so a worker that could reopen and change it harms nobody; files, which stay in the
-cache, are therefore read here and never handed out. A large parcel of results the worker writes itself, to a descriptor
-of a new blob that is its own alone; its client fetches it meanwhile and checks the digest.
+cache, are therefore read here and never handed out. A large parcel of results comes through a pipe and goes into a new
+blob inside the kernel; its client fetches it meanwhile and checks the digest.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.protocol import transfers as t
 
+_F_SETPIPE_SZ = 1031
+_PIPE_BYTES = 1024 * 1024
 PART = ".part"  # as in ``storage.artifacts``
 _RESULT_BYTES = 64 * 1024 * 1024 * 1024  # of one execution's results; the store has the principal's own limit
 
@@ -31,7 +34,9 @@ class Exchange:
         self._folder = folder
         self._spool: int | None = None
         self._path = ""  # of the blob that is being written
-        self._size = 0
+        self._left = 0
+        self._is_refused = False
+        self.source: int | None = None  # the pipe it comes through; whoever has a loop calls ``receive``
 
     # ── to the worker ──
 
@@ -102,31 +107,55 @@ class Exchange:
             raise ProtocolError(f"results of one cell have at most {_RESULT_BYTES >> 30} GiB")
         blob = f"xxh3-{secrets.token_hex(16)}"  # not their digest: equal results of two sessions are two blobs
         self._path = os.path.join(self._folder, blob)
-        self._size = body.size
+        self._left = body.size
+        self._is_refused = False
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             self._spool = os.open(self._path + PART, flags, 0o600)
         except OSError as error:
             raise ProtocolError(f"the results cannot be stored: {error.strerror}") from None
-        return t.Returned(body.digest, body.size, body.problems, blob), iter([(_load(t.Spool(), ()), [self._spool])])
+        # Through a pipe: to a descriptor of the file itself the worker could go on writing for ever.
+        self.source, theirs = os.pipe()
+        os.set_blocking(self.source, False)
+        with contextlib.suppress(OSError):  # over the user's pipe budget: a smaller one works too
+            fcntl.fcntl(theirs, _F_SETPIPE_SZ, _PIPE_BYTES)
+        return t.Returned(body.digest, body.size, body.problems, blob), _handed_over(theirs)
 
-    def check(self) -> None:
-        """Whether the worker writes no more than it has announced; to be asked often while it writes.
+    def receive(self) -> bool:
+        """Take what is in the pipe; whether there may be more.
 
         Raises:
-            ProtocolError: It does.
+            ProtocolError: It is more than was announced, or cannot be stored.
         """
-        if self._spool is not None and (size := os.fstat(self._spool).st_size) > self._size:
-            raise ProtocolError(f"results of {self._size} bytes were announced, {size} were written")
+        if self.source is None or self._spool is None:
+            return False
+        if not os.fstat(self._spool).st_nlink and self._left:  # the store had no room for it: that was told
+            self._is_refused = True
+            self.close()
+            return False
+        try:
+            count = os.splice(self.source, self._spool, _PIPE_BYTES)  # in the kernel, without a copy of ours
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise ProtocolError(f"the results cannot be stored: {error.strerror}") from None
+        self._left -= count
+        if self._left < 0:
+            raise ProtocolError("more results were written than announced")
+        return count > 0
 
     def written(self) -> None:
-        """The results are there.
+        """The worker has closed its end: what is left is in the pipe.
 
         Raises:
-            ProtocolError: They are not.
+            ProtocolError: It has not written what it announced.
         """
-        if self._spool is None or os.fstat(self._spool).st_size != self._size:
-            raise ProtocolError("results were not written as announced")
+        while self.receive():
+            pass
+        if self._is_refused:
+            return
+        if self._spool is None or self._left:
+            raise ProtocolError(f"{self._left} bytes of results were not written as announced")
         try:
             os.replace(self._path + PART, self._path)
         except FileNotFoundError:  # its client has had it and dropped it, or there was no room for it: that was told
@@ -138,13 +167,21 @@ class Exchange:
 
     def close(self) -> None:
         """Throw away what was not finished."""
-        if self._spool is not None:
-            os.close(self._spool)
-            self._spool = None
+        for descriptor in (self._spool, self.source):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._spool = self.source = None
         if self._path:
             with contextlib.suppress(OSError):
                 os.unlink(self._path + PART)
         self._path = ""
+
+
+def _handed_over(descriptor: int) -> Iterator[Load]:
+    try:
+        yield _load(t.Spool(), ()), [descriptor]
+    finally:
+        os.close(descriptor)
 
 
 def _load(body: object, buffers: tuple[framing.Buffer, ...]) -> bytes:

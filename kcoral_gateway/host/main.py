@@ -150,6 +150,8 @@ class Host:
                 self._read_pipe(name, now)
         if "fault" in names:
             self._read_fault(now)
+        if "results" in names:
+            self._read_results()
         mask = names.get("gateway", 0)
         if mask & selectors.EVENT_WRITE:
             try:
@@ -182,7 +184,6 @@ class Host:
             self._end_rest()
         if now >= self._next_memory_s:
             self._next_memory_s = now + _MEMORY_EVERY_S
-            self._check_results()
             if (verdict := self._memory.look()) is not None:
                 self._verdict = ("lost", verdict)
                 raise _Gone
@@ -200,12 +201,21 @@ class Host:
         if wanted != self._is_reading:
             self._watch_worker(wanted)
 
-    def _check_results(self) -> None:
+    def _read_results(self) -> None:
+        source = self._exchange.source
         try:
-            self._exchange.check()
+            is_more = self._exchange.receive()
         except ProtocolError as error:
             self._verdict = ("lost", f"the worker broke the protocol and was ended: {error}")
             raise _Gone from None
+        if source is not None and (self._exchange.source is None or not is_more):
+            self._selector.unregister(source)
+
+    def _end_results(self) -> None:
+        """The pipe is not watched any more: it has been closed, or ``Written`` says the rest."""
+        source = self._exchange.source
+        if source is not None and source in self._selector.get_map():
+            self._selector.unregister(source)
 
     # ── the worker ──
 
@@ -275,7 +285,10 @@ class Host:
                 self._emit(told, buffers)
                 self._loads.append(loads)
                 self._load_worker()
+                if self._exchange.source is not None:
+                    self._selector.register(self._exchange.source, selectors.EVENT_READ, "results")
             case t.Written():
+                self._end_results()
                 self._exchange.written()
             case m.ClearOutput() | t.Want() | t.Bound() | t.Names() | t.InputRequest():
                 self._emit(body, ())
@@ -285,6 +298,7 @@ class Host:
     def _ended(self, body: m.Ended, now: float) -> None:
         if not self._is_running:
             raise ProtocolError("Ended came while nothing ran")
+        self._end_results()
         self._exchange.close()  # it may have been interrupted while it wrote them
         self._emit_output(self._batcher.finish(now))
         if self._interrupted_s is not None:

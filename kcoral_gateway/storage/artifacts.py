@@ -32,8 +32,10 @@ def hasher(digest: str) -> Any:
 class Artifacts:
     """All blobs of a gateway."""
 
-    def __init__(self, root: Path, *, limit_bytes: int) -> None:
+    def __init__(self, root: Path, *, limit_bytes: int, block_bytes: int = 1) -> None:
+        """``block_bytes``: what a file takes is whole blocks, and one for its name; 1 counts bytes alone."""
         self._root = root
+        self._block_bytes = block_bytes
         self._limit_bytes = limit_bytes
         self._hashers: dict[Path, tuple[int, Any]] = {}  # of blobs that grow: how far, and the digest so far
         self._counted: dict[Path, dict[str, int]] = {}  # bytes of each blob of each folder, whole or not
@@ -50,7 +52,7 @@ class Artifacts:
         """What a former gateway left."""
         if folder not in self._counted:
             files = [path for path in folder.iterdir() if path.is_file()]
-            self._counted[folder] = {path.name.removesuffix(PART): path.stat().st_size for path in files}
+            self._counted[folder] = {path.name.removesuffix(PART): self._on_disk(path.stat().st_size) for path in files}
 
     def held(self, principal: str, digest: str, size: int) -> int:
         """How many bytes of a blob are here, from its beginning on. Whole ones count as used now."""
@@ -87,9 +89,11 @@ class Artifacts:
             raise ValueRefused(f"byte {here} of {size} of a blob was due, got {len(data)} bytes from {offset} on")
         part = folder / (digest + PART)
         try:
-            self._make_room(folder, len(data), digest)
+            wanted = self._on_disk(here + len(data)) - self._counted[folder].get(digest, 0)
+            self._make_room(folder, wanted, digest)
         except CapacityExceeded:
-            self._remove(folder, digest)
+            if digest.startswith("xxh3-"):  # a file's half may go on when there is room
+                self._remove(folder, digest)
             raise
         try:
             with open(part, "ab") as file:
@@ -97,7 +101,7 @@ class Artifacts:
         except OSError as error:
             self._remove(folder, digest)
             raise CapacityExceeded(f"the gateway cannot store it: {error.strerror}") from None
-        self._counted[folder][digest] = here + len(data)
+        self._counted[folder][digest] = self._on_disk(here + len(data))
         self._hash(part, here, data)
         here += len(data)
         if here == size:
@@ -136,7 +140,7 @@ class Artifacts:
         except CapacityExceeded:
             self._remove(folder, digest)
             raise
-        self._counted[folder][digest] = size
+        self._counted[folder][digest] = self._on_disk(size)
 
     def path(self, principal: str, digest: str) -> Path:
         """A whole blob.
@@ -173,15 +177,21 @@ class Artifacts:
         raise NotFoundError(f"the gateway holds no {digest[:20]}…: its worker was lost, or it was fetched before")
 
     def drop(self, principal: str, digest: str) -> None:
-        """A parcel was delivered. Files stay: the cache decides."""
-        if digest.startswith("xxh3-"):
-            self._remove(self.folder(principal), digest)
+        """A parcel was delivered, or an upload given up. Whole files stay: the cache decides."""
+        folder = self.folder(principal)
+        if digest.startswith("xxh3-") or not (folder / digest).exists():
+            self._remove(folder, digest)
 
     def _remove(self, folder: Path, digest: str) -> None:
         for path in (folder / digest, folder / (digest + PART)):
             path.unlink(missing_ok=True)
         self._counted[folder].pop(digest, None)
         self._hashers.pop(folder / (digest + PART), None)
+
+    def _on_disk(self, size: int) -> int:
+        if self._block_bytes == 1:
+            return size
+        return -(-size // self._block_bytes) * self._block_bytes + self._block_bytes
 
     def _used(self, folder: Path) -> int:
         return sum(self._counted[folder].values())

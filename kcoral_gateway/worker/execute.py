@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import mmap
 import os
 import sys
@@ -86,6 +88,8 @@ class Executor:
                     self._bring_in(run.execution_id, manifest, buffers[2])
                 with self._workspace.inside(manifest.cwd):
                     result = shell.run_cell(source, store_history=True)  # type: ignore[no-untyped-call]  # IPython
+                if self._workspace.has_files:
+                    self._modules.note(source)
                 error = _error_of(result)
                 cuda.synchronise()
                 if manifest.wants and error is None:
@@ -121,9 +125,12 @@ class Executor:
         got = {bound.name for bound in done}
         missing = [verdict for verdict in needed if verdict.name not in got]
         if missing or not has_files:
-            done += self._wait(execution_id, missing, is_for_files=not has_files)
-        if done or kept:
-            self._output.send(t.Bound((*done, *kept)[:_BOUND]))
+            done += self._wait(execution_id, missing[:_NAMED], is_for_files=not has_files)
+        for start in range(_NAMED, len(missing), _NAMED):
+            done += self._wait(execution_id, missing[start : start + _NAMED], is_for_files=False)
+        told = [*done, *kept]
+        for start in range(0, len(told), _NAMED):
+            self._output.send(t.Bound(tuple(told[start : start + _NAMED])))
         forced = {offer.name for offer in manifest.offers if offer.is_forced}
         if lost := [bound.was for bound in done if bound.what == "missing" and bound.name in forced]:
             raise ValueRefused("; ".join(lost)[:8000])
@@ -180,15 +187,20 @@ class Executor:
         descriptor = self._inbox.descriptor()
         if descriptor is None:
             raise ValueRefused("the gateway's disk takes no results")
-        with os.fdopen(descriptor, "wb", buffering=0) as spool:  # it is fetched while it is written
-            for segment in parcel.segments:
+        with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb", buffering=0) as spool:
+            for segment in parcel.segments:  # refused ones break off: the gateway has said why
                 for start in range(0, segment.nbytes, _PART_BYTES):
-                    spool.write(segment[start : start + _PART_BYTES])
+                    _write_all(spool, segment[start : start + _PART_BYTES])
         self._output.send(t.Written())
 
 
-_BOUND = 300  # names told of in one event: its head is bounded
+_NAMED = 200  # names asked for or told of in one event: its head is bounded
 _EMPTY = t.read_manifest(b"")
+
+
+def _write_all(file: io.FileIO, data: memoryview) -> None:
+    while data:
+        data = data[file.write(data) :]
 
 
 def _blank_lines(source: str) -> int:

@@ -39,6 +39,11 @@ class Workspace:
         self.problems: list[str] = []
 
     @property
+    def has_files(self) -> bool:
+        """Whether a client has placed any."""
+        return bool(self._placed)
+
+    @property
     def basis(self) -> str:
         """The digest of the files before those that came for the next body."""
         return self.digest() if self._basis is None else self._basis

@@ -39,6 +39,7 @@ def main(channel_fd: int, fault_fd: int, limits: dict[str, int]) -> None:
     faulthandler.enable(file=fault_fd, all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=fault_fd, all_threads=False)
     sys.argv = [""]
+    sys.dont_write_bytecode = True  # Python takes it for current by whole seconds: a quick edit would not be seen
     output = Output(channel, interrupts)
     output.install()
     inbox = Inbox(channel, interrupts)

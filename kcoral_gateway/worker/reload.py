@@ -7,6 +7,7 @@ its class (its state may not fit the new one): that is said.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import sys
@@ -24,6 +25,23 @@ class Modules:
     def __init__(self, root: Path, namespace: dict[str, Any]) -> None:
         self._root = root
         self._namespace = namespace
+        self._taken: dict[str, tuple[str, str]] = {}  # names of the session, and what they were taken from
+
+    def note(self, source: str) -> None:
+        """Remember what a body has taken from modules by name: a number has no trace of where it came from."""
+        try:
+            tree = ast.parse(source)
+        except (
+            SyntaxError,
+            ValueError,
+            RecursionError,
+            MemoryError,
+        ):  # a cell with magics in it
+            return
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                for alias in node.names:
+                    self._taken[alias.asname or alias.name] = (node.module, alias.name)
 
     def update(self, changed: Sequence[str]) -> list[str]:
         """Act on changed files; lines for people."""
@@ -74,8 +92,11 @@ class Modules:
                         old_classes[old] = f"{module.__name__}.{name}"
         holders = []
         for name, value in list(self._namespace.items()):
+            origin, attribute = self._taken.get(name, ("", ""))
             if id(value) in renewed:
                 self._namespace[name] = renewed[id(value)]
+            elif origin in before and before[origin].get(attribute, self) is value:
+                self._namespace[name] = vars(sys.modules[origin]).get(attribute, value)
             elif (of := old_classes.get(type(value))) is not None:
                 holders.append(f"{name} (a {of})")
         if not holders:
@@ -85,9 +106,29 @@ class Modules:
 
 
 def _takes_from(one: types.ModuleType, other: types.ModuleType) -> bool:
-    """Whether a module holds another, or something that the other defines."""
+    """Whether a module imports another, holds it, or holds something that it defines."""
+    if other.__name__ in _imports(one):
+        return True
     theirs = {id(value) for name, value in vars(other).items() if _is_own(other, name, value)} | {id(other)}
     return one is not other and any(id(value) in theirs for value in vars(one).values())
+
+
+def _imports(module: types.ModuleType) -> set[str]:
+    """The modules that a module's source names in its imports: a constant that was taken has no trace of its origin."""
+    try:
+        tree = ast.parse(Path(str(module.__file__)).read_text("utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = str(module.__package__ or "").split(".")
+            base = package[: len(package) - node.level + 1] if node.level else []
+            name = ".".join([*base, *([node.module] if node.module else [])])
+            found |= {name, *(f"{name}.{alias.name}" for alias in node.names)}
+    return found
 
 
 def _in_order(modules: list[types.ModuleType]) -> list[types.ModuleType]:

@@ -82,7 +82,7 @@ class AsyncClient:
         self._executions: dict[str, AsyncExecution] = {}
         self._requests: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
-        self.blobs = Blobs(self._request, lambda: next(self._numbers))
+        self.blobs = Blobs(self._request, lambda: next(self._numbers), self.drop)
         self._dropping: set[asyncio.Task[None]] = set()
         self._beliefs: dict[str, exchange.Belief] = {}  # by session
         self._lost_s: float | None = None
@@ -428,7 +428,9 @@ class AsyncSession:
             belief.namespace,
             m.Peer(exchange.PYTHON, client.target.is_trusted, allows_input),
         )
-        execution = AsyncExecution(client, message.execution_id, sink, Own(belief, out))
+        execution = AsyncExecution(
+            client, message.execution_id, sink, Own(belief, out, frozenset(want.name for want in wished))
+        )
         await client._submit(execution, message, source.encode("utf-8", "surrogatepass"), *with_body)
         return execution
 

@@ -30,7 +30,13 @@ Progress = Callable[[int], None]  # bytes so far
 class Blobs:
     """Transfers of one client. ``request`` sends a request with its buffers and waits for the reply."""
 
-    def __init__(self, request: Callable[..., Awaitable[c.Incoming]], number: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        request: Callable[..., Awaitable[c.Incoming]],
+        number: Callable[[], int],
+        drop: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._drop = drop
         self._request = request
         self._number = number
 
@@ -76,6 +82,7 @@ class Blobs:
             for task in waiting:
                 task.cancel()
         if offset != size:
+            await self._drop(digest)  # or the next try would go on behind wrong bytes
             raise ValueRefused(f"{size} bytes were to be sent, there are {offset}: it changed meanwhile, try again")
 
     async def _send(self, chunk: t.Chunk, piece: list[memoryview]) -> None:

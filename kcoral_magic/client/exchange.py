@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from kcoral_magic.errors import UsageError, ValueRefused
 from kcoral_magic.protocol import transfers as t
 
@@ -62,6 +60,7 @@ class Belief:
     names: tuple[str, ...] = ()
     files: dict[str, t.FileIn] = field(default_factory=dict)  # placed there, by path
     python: str = ""  # of its worker, once it has said so
+    local: dict[str, Any] = field(default_factory=dict)  # and what they were made from here, by path
     modules: set[str] = field(default_factory=set)  # whose files it follows
     synced: set[str] = field(default_factory=set)  # those of them that follow the files here
 
@@ -76,6 +75,7 @@ class Belief:
         """The session's state is gone."""
         self.forget_names()
         self.files.clear()
+        self.local.clear()
         self.synced.clear()
 
     def forget_names(self) -> None:
@@ -149,11 +149,6 @@ def packed(out: Outgoing | None, names: Sequence[str], peer: str = "") -> Packed
     if made.problems:
         raise ValueRefused("; ".join(made.problems.values()))
     return made
-
-
-def all_files(belief: Belief) -> bytes:
-    """All that the session was sent, for one that has lost it."""
-    return msgspec.msgpack.encode(t.Manifest(files=tuple(belief.files.values())))
 
 
 def wanted(wants: Sequence[str | tuple[str, str]]) -> tuple[t.Wanted, ...]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kcoral_magic.client import exchange
 from kcoral_magic.client.blobs import PIECE_BYTES, Room
+from kcoral_magic.client.files import restore
 from kcoral_magic.client.results import Collector, Output, Progress, Result
 from kcoral_magic.errors import CapacityExceeded, KCoralError, RemoteError
 from kcoral_magic.protocol import connection as c
@@ -49,6 +50,7 @@ class Own:
 
     belief: exchange.Belief
     out: exchange.Outgoing | None = None
+    wants: frozenset[str] = frozenset()
 
 
 class AsyncExecution:
@@ -68,7 +70,8 @@ class AsyncExecution:
         self._client = client
         self._queue: asyncio.Queue[Output] = asyncio.Queue()
         self._sink = sink or self._queue.put_nowait
-        self._collector = Collector(execution_id, takes_pickles=client.target.is_trusted)
+        wants = own.wants if own is not None else frozenset()
+        self._collector = Collector(execution_id, takes_pickles=client.target.is_trusted, wants=wants)
         self._unacked_bytes = 0
         self._is_told = False  # its ``Finished`` has come
         self._is_read = False  # its reader has the last output
@@ -124,12 +127,12 @@ class AsyncExecution:
 
     async def _supply(self, want: t.Want, own: Own) -> None:
         """Send what the session wants; or say why not, so that it does not wait."""
-        files = b""
-        if want.files:
-            own.belief.forget_names()
-            files = exchange.all_files(own.belief)
         own.belief.python = want.python
         try:
+            files = b""
+            if want.files:
+                own.belief.forget_names()
+                files = await restore(self._client.blobs, own.belief)
             await self._send_parcel(want, own, files)
         except KCoralError as error:
             with contextlib.suppress(KCoralError):

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+import msgspec
+
 from kcoral_magic.client.blobs import PIECE_BYTES, Blobs
 from kcoral_magic.client.exchange import Belief
-from kcoral_magic.errors import UsageError, ValueRefused
+from kcoral_magic.errors import CapacityExceeded, UsageError, ValueRefused
 from kcoral_magic.protocol import transfers as t
 
 _DEEPEST, _LONGEST = 64, 4000  # folders and bytes of a path; beyond them file systems and Python's own tools give up
@@ -99,8 +101,10 @@ class FileSet:
         for change in changes:
             if change.digest is None:
                 belief.files.pop(change.path, None)
+                belief.local.pop(change.path, None)
             else:
                 belief.files[change.path] = change
+                belief.local[change.path] = self.files[change.path]
         if self.is_sync:
             belief.synced = set(self.files)
         return changes
@@ -118,8 +122,37 @@ class FileSet:
                 if self.progress is not None:
                     self.progress(before + done, total)
 
-            await blobs.upload(change.digest, change.size, _reader(here[change.digest]), told)
+            await _send(blobs, here[change.digest], told)
             before += change.size
+
+
+async def restore(blobs: Blobs, belief: Belief) -> bytes:
+    """All files of a session that has lost them, as a manifest; what left the gateway's cache is sent again.
+
+    Raises:
+        KCoralError: One is neither there nor unchanged here.
+    """
+    changes = list(belief.files.values())
+    held = await blobs.held([(change.digest or "", change.size) for change in changes])
+    digests = Digests()
+    for change, offset in zip(changes, held, strict=True):
+        if offset == change.size and change.size:
+            continue
+        file: LocalFile = belief.local[change.path]
+        if digests.look(file.path).digest != change.digest:
+            raise ValueRefused(
+                f"{change.path} is lost with the session, and {file.path} is another by now: send it again"
+            )
+        await _send(blobs, file)
+    return msgspec.msgpack.encode(t.Manifest(files=tuple(changes)))
+
+
+async def _send(blobs: Blobs, file: LocalFile, told: Callable[[int], None] | None = None) -> None:
+    try:
+        await blobs.upload(file.digest, file.size, _reader(file), told)
+    except (ValueRefused, CapacityExceeded) as error:
+        text = str(error) if str(file.path) in str(error) else f"{file.path}: {error}"
+        raise type(error)(text) from None
 
 
 def _reader(file: LocalFile) -> Callable[[int], Iterable[list[memoryview]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,8 +97,9 @@ class Result:
 class Collector:
     """Gathers outputs into a ``Result``, and knows which exception it ends with."""
 
-    def __init__(self, execution_id: str, *, takes_pickles: bool = False) -> None:
+    def __init__(self, execution_id: str, *, takes_pickles: bool = False, wants: Collection[str] = ()) -> None:
         self._takes_pickles = takes_pickles
+        self._wants = wants
         self.result = Result(execution_id)
         self.finished: m.Finished | None = None
         self._error: tuple[m.Error, Sequence[framing.Buffer]] | None = None
@@ -145,7 +146,7 @@ class Collector:
         except ValueRefused as error:
             result.problems["results"] = str(error)
             return
-        for entry, value in unpacked.values():
+        for entry, value in unpacked.values(self._wants):  # nothing else may come into the caller's namespace
             if isinstance(value, ValueRefused):
                 result.problems[entry.name] = str(value)
             else:

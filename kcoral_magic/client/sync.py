@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -157,7 +157,15 @@ class Session:
         if not self._client.aio.is_connected:
             sent.result()  # what cannot connect says so here
         sent.add_done_callback(lambda done: outputs.put(_WAKE) if done.cancelled() or done.exception() else None)
-        return Execution(self._client, outputs, execution_id, sent, is_own=True, files=options.get("files"))
+        return Execution(
+            self._client,
+            outputs,
+            execution_id,
+            sent,
+            is_own=True,
+            files=options.get("files"),
+            wants=options.get("wants", ()),
+        )
 
     def run(self, source: str, **options: Any) -> Result:
         """As ``AsyncSession.run``."""
@@ -184,13 +192,15 @@ class Execution:
         *,
         is_own: bool,
         files: FileSet | None = None,
+        wants: Sequence[str | tuple[str, str]] = (),
     ) -> None:
         self._files = files
         self.execution_id = execution_id
         self._client = client
         self._outputs = outputs
         self._sent = sent
-        self._collector = Collector(execution_id, takes_pickles=client.aio.target.is_trusted)
+        names = [want.name for want in exchange.wanted(wants)]
+        self._collector = Collector(execution_id, takes_pickles=client.aio.target.is_trusted, wants=names)
         self._unacked_bytes = 0
         self._is_own = is_own
         self._is_read = False

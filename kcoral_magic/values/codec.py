@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -238,9 +238,13 @@ class Unpacked:
         self._on_source = on_source
         self.entries = self._opened.entries
 
-    def values(self) -> Iterator[tuple[parcel.Entry, Any]]:
-        """Each entry with its value, or with the ``ValueRefused`` that says why there is none."""
+    def values(self, names: Collection[str] | None = None) -> Iterator[tuple[parcel.Entry, Any]]:
+        """Each entry (of ``names``, once) with its value, or with the ``ValueRefused`` that says why there is none."""
+        seen: set[str] = set()
         for entry in self.entries:
+            if entry.name in seen or (names is not None and entry.name not in names):
+                continue
+            seen.add(entry.name)
             try:
                 yield entry, self._value(entry)
             except ValueRefused as error:

@@ -34,7 +34,11 @@ class Store:
         self.sent: list[tuple[str, int, int]] = []  # digest, offset, bytes
         self.fails_at: int | None = None
         number = iter(range(10**6))
-        self.blobs = Blobs(self._answer, lambda: next(number))
+        self.dropped: list[str] = []
+        self.blobs = Blobs(self._answer, lambda: next(number), self._drop)
+
+    async def _drop(self, digest: str) -> None:
+        self.dropped.append(digest)
 
     async def _answer(self, asked: Any, *buffers: Any) -> Any:
         if isinstance(asked, t.Have):
