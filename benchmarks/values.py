@@ -3,8 +3,8 @@
     python benchmarks/values.py [--rounds N]
 
 Peers: ipyparallel's ``push`` and ``pull`` on one engine (arrays), and a bare websocket with 1 MiB messages through
-uvicorn, the way the gateway serves (the wire itself, with nobody behind it). Each round measures both sides one after the
-other, so that both see the same machine.
+uvicorn, the way the gateway serves (the wire itself, with nobody behind it). Each round measures all sides one after
+the other, so that they see the same machine.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,8 @@ def capture(report: Report, count: int) -> None:
     for cell, read_mb in (("x = 1", 0), ("a1.sum()", 10), ("sum(a.sum() for a in (a1, a2, a3, a4, a5))", 50)):
         look(cell)
         allowed_s = (2 + 0.1 * read_mb) / 1000
-        rounds = [[statistics.median(timed(lambda: look(cell)) for _ in range(9)), allowed_s] for _ in range(count)]
+        once = partial(look, cell)
+        rounds = [[statistics.median(timed(once) for _ in range(9)), allowed_s] for _ in range(count)]
         report.ratio(f"capture among 50 names of 10 MB, {read_mb} MB read / what it may cost", rounds, 1.0)
 
 
@@ -155,7 +157,8 @@ class Wire:
     """A websocket server that throws away what comes and sends what is asked, in a process of its own."""
 
     def __init__(self, port: int) -> None:
-        self._connection = connect(f"ws://127.0.0.1:{port}", compression=None, max_size=None)
+        self._leave = contextlib.ExitStack()
+        self._connection = self._leave.enter_context(connect(f"ws://127.0.0.1:{port}", compression=None, max_size=None))
         self._piece = os.urandom(MIB)
 
     def up(self) -> None:
@@ -170,7 +173,7 @@ class Wire:
             self._connection.recv()
 
     def close(self) -> None:
-        self._connection.close()
+        self._leave.close()
 
 
 def serve_wire() -> None:
@@ -197,7 +200,7 @@ def serve_wire() -> None:
 
     async def run() -> None:
         task = asyncio.create_task(server.serve())
-        while not server.started:
+        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.01)
         print(server.servers[0].sockets[0].getsockname()[1], flush=True)
         await task

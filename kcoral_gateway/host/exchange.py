@@ -121,28 +121,28 @@ class Exchange:
             fcntl.fcntl(theirs, _F_SETPIPE_SZ, _PIPE_BYTES)
         return t.Returned(body.digest, body.size, body.problems, blob), _handed_over(theirs)
 
-    def receive(self) -> bool:
-        """Take what is in the pipe; whether there may be more.
+    def receive(self) -> int | None:
+        """Take what is in the pipe: how many bytes that was, 0 at its end, ``None`` if it has none now.
 
         Raises:
             ProtocolError: It is more than was announced, or cannot be stored.
         """
         if self.source is None or self._spool is None:
-            return False
+            return 0
         if not os.fstat(self._spool).st_nlink and self._left:  # the store had no room for it: that was told
             self._is_refused = True
             self.close()
-            return False
+            return 0
         try:
             count = os.splice(self.source, self._spool, _PIPE_BYTES)  # in the kernel, without a copy of ours
         except BlockingIOError:
-            return False
+            return None
         except OSError as error:
             raise ProtocolError(f"the results cannot be stored: {error.strerror}") from None
         self._left -= count
         if self._left < 0:
             raise ProtocolError("more results were written than announced")
-        return count > 0
+        return count
 
     def written(self) -> None:
         """The worker has closed its end: what is left is in the pipe.

@@ -53,6 +53,9 @@ class Worker:
         """End everything: killing a pid namespace's parent kills all in it, detached or not."""
         if not self.is_boxed:
             processes.send_signal(self.below(), signal.SIGKILL)
+        elif self.init in processes.children(self.process.pid):
+            # First: while it starts, it waits for a word of the outer process, and would wait for ever without it.
+            processes.send_signal([self.init], signal.SIGKILL)
         self.process.kill()
 
     def close(self) -> None:

@@ -204,11 +204,11 @@ class Host:
     def _read_results(self) -> None:
         source = self._exchange.source
         try:
-            is_more = self._exchange.receive()
+            count = self._exchange.receive()
         except ProtocolError as error:
             self._verdict = ("lost", f"the worker broke the protocol and was ended: {error}")
             raise _Gone from None
-        if source is not None and (self._exchange.source is None or not is_more):
+        if source is not None and count == 0:
             self._selector.unregister(source)
 
     def _end_results(self) -> None:

@@ -210,8 +210,8 @@ class Artifacts:
             if self._used(folder) + wanted <= self._limit_bytes:
                 return
         raise CapacityExceeded(
-            f"your files and values on this gateway may take {self._limit_bytes / 2**30:.1f} GiB, "
-            f"{self._used(folder) / 2**30:.1f} GiB are in use: fetch or drop results, or send less at once"
+            f"your files and values on this gateway may take {_size(self._limit_bytes)}, "
+            f"{_size(self._used(folder))} are in use: fetch or drop results, or send less at once"
         )
 
     def prune(self, now: float, live: Collection[str] = ()) -> None:
@@ -236,6 +236,10 @@ class Artifacts:
         folder = self.folder(principal)
         self._recount(folder)
         return self._used(folder), self._limit_bytes
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 def _used_s(path: Path) -> float:

@@ -51,7 +51,7 @@ class Executor:
         warnings.filterwarnings("ignore", "To exit: use", UserWarning)  # advice for a terminal
         sys.path.insert(0, "")
         shell = self._shell
-        self._names = SessionNames(shell.user_ns, lambda: set(shell.user_ns_hidden), shell.compile.name_cell)
+        self._names = SessionNames(shell.user_ns, lambda: shell.user_ns_hidden, shell.compile.name_cell)
         self._workspace = Workspace(os.getcwd())
         self._modules = Modules(self._workspace.root, shell.user_ns)
         self._names.changed()  # what a fresh namespace holds is nobody's

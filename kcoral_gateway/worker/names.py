@@ -9,7 +9,7 @@ notebook has another is said once for each of its values.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,7 @@ class SessionNames:
     """The namespace as the client's side sees it."""
 
     def __init__(
-        self, namespace: dict[str, Any], hidden: Callable[[], set[str]], on_source: Callable[[str, int], None]
+        self, namespace: dict[str, Any], hidden: Callable[[], Mapping[str, Any]], on_source: Callable[[str, int], None]
     ) -> None:
         self._namespace = namespace
         self._hidden = hidden
@@ -62,7 +62,8 @@ class SessionNames:
 
     def _verdict(self, offer: t.Offer) -> t.BoundName | None:
         name = offer.name
-        if name not in self._namespace:
+        hidden = self._hidden()
+        if name not in self._namespace or (name in hidden and self._namespace[name] is hidden[name]):
             return t.BoundName(name, "new")
         value, origin = self._namespace[name], self._origins.get(name)
         if origin is not None and (origin.identity != id(value) or origin.own != _digest(value)):

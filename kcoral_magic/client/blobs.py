@@ -148,6 +148,10 @@ class Room:
         Raises:
             ValueRefused: This machine does not have as much.
         """
+        free = _free_bytes()
+        if free is not None and size > free:
+            has = f"{size / 2**30:.1f} GiB of results, and this machine has {free / 2**30:.1f} GiB of memory left"
+            raise ValueRefused(f"{has}: bring back less, or %kcoral get a file of them")
         self._mapped: mmap.mmap | None = None
         self._touched = self._at = 0
         try:
@@ -173,3 +177,12 @@ class Room:
             self._touched += length
         self.view[self._at : end] = data
         self._at = end
+
+
+def _free_bytes() -> int | None:
+    """Memory that could be had without pushing anything out; ``None`` where the system does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
