@@ -94,6 +94,7 @@ class Executor:
                 cuda.synchronise()
                 if manifest.wants and error is None:
                     self._send_back(manifest.wants, run.peer)
+                shell.user_ns.pop(f"_i{run.place.count - _INPUTS_KEPT}", None)
                 if (names := self._names.changed()) is not None:
                     self._output.send(names)
             finally:
@@ -194,6 +195,7 @@ class Executor:
         self._output.send(t.Written())
 
 
+_INPUTS_KEPT = 200  # cells whose source a session knows as _iN; ``In`` has all of them
 _NAMED = 200  # names asked for or told of in one event: its head is bounded
 _EMPTY = t.read_manifest(b"")
 

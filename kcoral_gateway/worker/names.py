@@ -46,7 +46,8 @@ class SessionNames:
         self._on_source = on_source
         self._origins: dict[str, _Origin] = {}
         self._told: dict[str, str] = {}  # the notebook's digest for which "kept" was said
-        self._names: frozenset[str] = frozenset()
+        self._names: set[str] = set()
+        self._private: set[str] = set()  # IPython's, and those that begin with an underscore
 
     # ── in ──
 
@@ -120,13 +121,21 @@ class SessionNames:
         return packed, problems
 
     def changed(self) -> t.Names | None:
-        """The names of the session, if they are others than when this was last asked."""
-        hidden = self._hidden()
-        names = frozenset(name for name in self._namespace if not name.startswith("_") and name not in hidden)
-        if names == self._names:
+        """The names of the session, if they are others than when this was last asked.
+
+        A long session has thousands of history names: what is known of those is not looked at again.
+        """
+        keys = self._namespace.keys()
+        new, gone = keys - self._private - self._names, self._names - keys
+        if not new and not gone:
             return None
-        self._names = names
-        return t.Names(tuple(sorted(name for name in names if len(name) <= 60)[:_NAMES]))
+        hidden = self._hidden()
+        private = {name for name in new if name.startswith("_") or name in hidden}
+        self._private |= private
+        if new == private and not gone:
+            return None
+        self._names = (self._names | (new - private)) - gone
+        return t.Names(tuple(sorted(name for name in self._names if len(name) <= 60)[:_NAMES]))
 
 
 def _digest(value: Any) -> str:

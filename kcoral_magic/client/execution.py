@@ -134,7 +134,7 @@ class AsyncExecution:
                 own.belief.forget_names()
                 files = await restore(self._client.blobs, own.belief)
             await self._send_parcel(want, own, files)
-        except KCoralError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the session must not wait for what will not come
             with contextlib.suppress(KCoralError):
                 await self._client.supply(t.Supply(self.execution_id, problem=str(error)[:4000]))
 
@@ -174,7 +174,7 @@ class AsyncExecution:
         except asyncio.CancelledError:
             self._client.drop_later(blob)
             raise
-        except KCoralError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, what came behind must not be held for ever
             output = Output(output.number, t.Returned(returned.digest, 0, (("results", str(error)[:4000]),)))
         finally:
             held, self._held = self._held or [], None

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kcoral_magic.kernel.magics import KCoral
 
 _LARGEST = 5
+_LOOKED_AT = 100  # items of a container
 
 
 class Cells:
@@ -127,6 +128,11 @@ class Cells:
                 f"{', '.join(opaque)} came as type and text only: other than plain values, arrays, tensors and tables "
                 f"come from a gateway that is trusted, %kcoral connect {self._magics.target().url or ''} --trust"
             )
+        if stale := [name for name, value in result.values.items() if self._is_of_old_class(value)]:
+            surface.note(
+                f"{', '.join(stale)}: of a class as it was before it was defined again here; isinstance() of the new "
+                "one does not hold"
+            )
         for name, value in result.values.items():
             self._shell.user_ns[name] = value
             belief.sent.pop(name, None)
@@ -134,6 +140,13 @@ class Cells:
                 belief.received[name] = (digest(value, name)[0], result.digests.get(name, ""))
             except ValueRefused:
                 belief.received.pop(name, None)
+
+    def _is_of_old_class(self, value: Any) -> bool:
+        """Whether a value, or what a list or dict holds first, is of a class that the notebook has defined anew."""
+        items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
+        kinds = {type(one) for one in (value, *list(items)[:_LOOKED_AT])}
+        own = [kind for kind in kinds if kind.__module__ == "__main__" and "<locals>" not in kind.__qualname__]
+        return any(self._shell.user_ns.get(kind.__name__, kind) is not kind for kind in own)
 
     def _first_line(self, cell: str) -> int:
         """The line of the notebook's cell that the body's first line is; 1 for a body from elsewhere."""

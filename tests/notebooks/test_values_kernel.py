@@ -365,3 +365,12 @@ def test_a_question_shows_the_session_as_asking(kernel: Kernel, gateway: Gateway
         assert [session.state for session in client.sessions()] == ["asking"]
     kernel.client.input("go")
     assert kernel.wait(cell).shown() == ["'go'"]
+
+
+def test_an_instance_of_a_class_from_before_its_redefinition_is_told(kernel: Kernel) -> None:
+    kernel.run("from dataclasses import dataclass\n@dataclass\nclass Model:\n    size: int = 1\nmodel = Model()")
+    kernel.run("%%kcoral\nkept = [model]")
+    kernel.run("@dataclass\nclass Model:\n    size: int = 2")
+    cell = kernel.run("%%kcoral -o kept\npass")
+    assert "kept: of a class as it was before it was defined again here" in str(cell.shown())
+    assert kernel.run("isinstance(kept[0], Model)").shown() == ["False"]
