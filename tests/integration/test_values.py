@@ -549,19 +549,19 @@ def test_a_value_over_the_limit_is_refused_and_the_connection_stays(limited: Cli
     session = limited.session(gpus=0)
     execution = session.execute("ran = True", send={"large": np.zeros(300 * MIB, np.uint8)})
     outputs_of(execution)
-    with pytest.raises(Exception, match=r"may take 0\.2 GiB"):
+    with pytest.raises(Exception, match=r"may take 256\.0 MiB"):
         execution.result()
     assert session.run("'ran' in globals()").text == "False"
 
 
 def test_a_value_over_the_limit_is_refused_by_its_name(limited: Client) -> None:
-    with pytest.raises(Exception, match=r"large.*may take 0\.2 GiB"):
+    with pytest.raises(Exception, match=r"large.*may take 256\.0 MiB"):
         limited.session(gpus=0).run("1", send={"large": np.zeros(300 * MIB, np.uint8)})
 
 
 def test_after_a_refusal_a_smaller_value_has_room(limited: Client) -> None:
     session = limited.session(gpus=0)
-    with pytest.raises(Exception, match=r"may take 0\.2 GiB"):
+    with pytest.raises(Exception, match=r"may take 256\.0 MiB"):
         session.run("1", send={"large": np.zeros(300 * MIB, np.uint8)})
     assert session.run("x.nbytes", send={"x": np.zeros(2 * MIB, np.uint8)}).text == str(2 * MIB)
 
@@ -570,7 +570,7 @@ def test_a_result_over_the_limit_is_refused_by_name_and_the_session_stays(limite
     session = limited.session(gpus=0)
     execution = session.execute("import numpy as np; large = np.zeros(300 * 2**20, np.uint8)", wants=["large"])
     outputs_of(execution)
-    with pytest.raises(ValueRefused, match=r"large.*may take 0\.2 GiB"):
+    with pytest.raises(ValueRefused, match=r"large.*may take 256\.0 MiB"):
         execution.result()
     assert session.run("", wants=["x=large[: 2**21]"]).values["x"].nbytes == 2 * MIB
 
