@@ -184,7 +184,8 @@ class Runner:
             execution.emit(m.Started(worker.start_ms))
         execution.is_sent = True
         run = m.Run(execution.execution_id, execution.message.place, execution.message.peer)
-        worker.send(run, (execution.source, execution.manifest, execution.parcel))
+        with_body = (execution.manifest, execution.parcel) if execution.manifest else ()
+        worker.send(run, (execution.source, *with_body))
         execution.forget_source()
         timer = None
         if (limit_s := execution.message.timeout_s) is not None:

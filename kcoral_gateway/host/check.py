@@ -76,7 +76,7 @@ def _ask(channel: socket.socket, stdout: int, stderr: int) -> list[str]:
     os.set_blocking(stdout, True)
     try:
         _until(channel, splitter, decoder, m.Ready)
-        run = framing.encode(m.Run("probe-execution", m.Place()), (_PROBE.encode(), b"", b""))
+        run = framing.encode(m.Run("probe-execution", m.Place()), (_PROBE.encode(),))
         channel.sendall(framing.pack(run))
         while b"\n" not in text and (data := os.read(stdout, 65536)):  # read: the worker waits until its pipe is empty
             text += data

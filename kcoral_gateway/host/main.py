@@ -392,8 +392,12 @@ class Host:
                 self._run_ticks = processes.now_ticks()
                 self._stream_bytes = self._messages = 0
                 self._has_asked_where = False
-                self._loads.append(self._exchange.run(message.body, message.buffers))
-                self._load_worker()
+                if len(message.buffers) == 1:  # nothing goes with it: most bodies
+                    self._has_begun = True
+                    self._to_worker(framing.pack(framing.encode(message.body, message.buffers)))
+                else:
+                    self._loads.append(self._exchange.run(message.body, message.buffers))
+                    self._load_worker()
             case m.Deliver(execution_id=execution_id):
                 if self._is_running and execution_id == self._execution:
                     self._loads.append(self._exchange.deliver(message.body, message.buffers))

@@ -83,7 +83,7 @@ class Executor:
         try:
             interrupts.is_running = True
             try:
-                manifest = t.read_manifest(buffers[1])
+                manifest = t.read_manifest(buffers[1]) if len(buffers) > 1 else _EMPTY
                 if manifest is not _EMPTY:
                     self._bring_in(run.execution_id, manifest, buffers[2])
                 with self._workspace.inside(manifest.cwd):
@@ -195,7 +195,7 @@ class Executor:
         self._output.send(t.Written())
 
 
-_INPUTS_KEPT = 200  # cells whose source a session knows as _iN; ``In`` has all of them
+_INPUTS_KEPT = 20  # cells whose source a session knows as _iN; ``In`` has all of them
 _NAMED = 200  # names asked for or told of in one event: its head is bounded
 _EMPTY = t.read_manifest(b"")
 

@@ -42,15 +42,18 @@ class Inbox:
             if self._interrupts.is_running:  # a signal must not fall between a read and its keeping
                 select.select([self._channel], [], [])
                 with self._interrupts.held():
-                    self._read()
-            else:
-                self._read()
+                    data, descriptors, _, _ = socket.recv_fds(self._channel, self._size, _DESCRIPTORS)
+                    self._descriptors.extend(descriptors)
+                    self._keep(data)
+            else:  # descriptors come for bodies that wait; the kernel closes one that comes too late
+                self._keep(self._channel.recv(self._size))
         return self._messages.popleft()
 
-    def _read(self) -> None:
-        size = _BUSY_BYTES if self._splitter.has_partial else _READ_BYTES
-        data, descriptors, _, _ = socket.recv_fds(self._channel, size, _DESCRIPTORS)
-        self._descriptors.extend(descriptors)
+    @property
+    def _size(self) -> int:
+        return _BUSY_BYTES if self._splitter.has_partial else _READ_BYTES
+
+    def _keep(self, data: bytes) -> None:
         if not data:
             raise HostGone
         for frame in self._splitter.split(data):

@@ -445,7 +445,7 @@ ToClient = (
 
 
 class Run(Wire, frozen=True):
-    """Run a body in the worker. Buffers: as of ``Execute``."""
+    """Run a body in the worker. Buffers: the source; then, if anything goes with it, manifest and parcel."""
 
     execution_id: ExecutionId
     place: Place
