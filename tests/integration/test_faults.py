@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -88,8 +89,12 @@ def test_children_of_an_interrupted_cell_end_with_it(client: Client, gateway: Ga
         execution.result()
 
     def sleeping() -> list[list[str]]:
-        below = [p for p in gateway.me.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
-        return [p.cmdline() for p in below if p.name() in ("sleep", "sh")]
+        found = []
+        for process in gateway.me.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ends while it is looked at
+                if process.status() != psutil.STATUS_ZOMBIE and process.name() in ("sleep", "sh"):
+                    found.append(process.cmdline())
+        return found
 
     until(lambda: sleeping() == [["sleep", "1000"]], 5)
     assert session.run("early.poll() is None").text == "True"
