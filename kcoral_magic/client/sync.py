@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from kcoral_magic.client import exchange
 from kcoral_magic.client.aio import EVERYTHING, AsyncClient, AsyncSession
@@ -21,6 +21,9 @@ from kcoral_magic.client.files import FileSet
 from kcoral_magic.client.results import Collector, Output, Progress, Result
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.protocol import transfers as t
+
+if TYPE_CHECKING:
+    from kcoral_magic.client.functions import RemoteFunction
 
 T = TypeVar("T")
 _WAKE = Output(0, Progress("", 0, 0))  # the body could not be sent: look why
@@ -86,6 +89,27 @@ class Client:
     def session(self, name: str = "", *, gpus: int | Literal["all"] | None = None) -> Session:
         """As ``AsyncClient.session``."""
         return Session(self, self.aio.session(name, gpus=gpus))
+
+    def function(
+        self,
+        *,
+        gpus: int | Literal["all"] | None = None,
+        session: str | None = None,
+        timeout_s: float | None = None,
+        is_live: bool = True,
+    ) -> Callable[[Callable[..., Any]], RemoteFunction]:
+        """A decorator: the function's ``remote``, ``spawn`` and ``map`` run it in a session.
+
+        Args:
+            gpus: How many its session has.
+            session: A named session, whose state stays; without one, each call has a worker that nobody has used.
+            timeout_s: Interrupt a call then.
+            is_live: Print here what it prints there, as it is printed.
+        """
+        from kcoral_magic.client.functions import Options, RemoteFunction
+
+        options = Options(gpus, session, timeout_s, is_live)
+        return lambda function: RemoteFunction(self, function, options)
 
     def sessions(self) -> tuple[m.SessionInfo, ...]:
         """As ``AsyncClient.sessions``."""
@@ -204,6 +228,13 @@ class Execution:
         self._unacked_bytes = 0
         self._is_own = is_own
         self._is_read = False
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended, read or not."""
+        if self._is_read or not self._sent.done():
+            return self._is_read
+        return self._sent.cancelled() or self._sent.exception() is not None or self._sent.result().is_finished
 
     @property
     def outputs(self) -> queue.SimpleQueue[Output]:

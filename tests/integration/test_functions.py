@@ -1,0 +1,99 @@
+"""``@client.function``: functions of this program that run elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kcoral_magic import Client
+from kcoral_magic.errors import ExecutionTimeout, UsageError, ValueRefused
+
+
+@pytest.fixture
+def notebook() -> Iterator[Callable[[str], dict[str, Any]]]:
+    """Runs source as a notebook's cell: in ``__main__``, whose names are the program's own."""
+    space = vars(sys.modules["__main__"])
+    before = dict(space)
+
+    def run(source: str) -> dict[str, Any]:
+        exec(compile(source, "<a cell>", "exec"), space)
+        return space
+
+    yield run
+    for name in space.keys() - before.keys():
+        del space[name]
+    space.update(before)
+
+
+def test_a_call_runs_there_prints_here_and_gives_its_result(
+    client: Client, notebook: Callable[[str], dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = notebook(
+        "import os\nscale = 3\ndef twice(x):\n  return 2 * x\n"
+        "def work(x, *, more=0):\n  print('in', os.getcwd())\n  return scale * twice(x) + more"
+    )
+    work = client.function(gpus=0)(space["work"])
+    assert work.remote(2, more=1) == 13
+    assert capsys.readouterr().out == "in /workspace\n"
+    assert work.__name__ == "work"
+    notebook("scale = 10")
+    assert work.remote(2) == 40
+
+
+def test_a_function_still_runs_here_when_it_is_called_plainly(client: Client) -> None:
+    assert client.function()(abs)(-3) == 3
+
+
+def test_arrays_go_and_come_and_errors_keep_their_type(
+    client: Client, notebook: Callable[[str], dict[str, Any]]
+) -> None:
+    work = client.function(gpus=0)(notebook("def work(a):\n  return a[::2] * 2")["work"])
+    assert np.array_equal(work.remote(np.arange(6)), [0, 4, 8])
+    with pytest.raises(TypeError, match="not subscriptable"):
+        work.remote(5)
+    with pytest.raises(ValueRefused, match=r"\[0\] is a _thread\.lock"):
+        work.remote(threading.Lock())
+
+
+def test_without_a_session_nothing_stays_and_with_one_it_does(
+    client: Client, notebook: Callable[[str], dict[str, Any]]
+) -> None:
+    count = notebook(
+        "def count():\n  import builtins\n  builtins.n = getattr(builtins, 'n', 0) + 1\n  return builtins.n"
+    )
+    fresh, kept = client.function(gpus=0)(count["count"]), client.function(gpus=0, session="kept")(count["count"])
+    assert [fresh.remote(), fresh.remote()] == [1, 1]
+    assert [kept.remote(), kept.remote()] == [1, 2]
+    client.close_session("kept")
+
+
+def test_a_job_is_asked_later_or_cancelled(client: Client, notebook: Callable[[str], dict[str, Any]]) -> None:
+    space = notebook(
+        "import time\ndef add(a, b):\n  return a + b\ndef wait():\n  print('on', flush=True)\n  time.sleep(60)"
+    )
+    job = client.function(gpus=0, session="jobs")(space["add"]).spawn(1, 2)
+    assert job.result() == 3
+    assert job.result() == 3
+    assert job.done()
+    waiting = client.function(gpus=0, session="jobs")(space["wait"]).spawn()
+    assert not waiting.done()
+    waiting.cancel()
+    with pytest.raises(KeyboardInterrupt):
+        waiting.result()
+    client.close_session("jobs")
+
+
+def test_a_map_keeps_the_order_and_a_timeout_is_one(client: Client, notebook: Callable[[str], dict[str, Any]]) -> None:
+    space = notebook("import time\ndef square(n):\n  return n * n\ndef slow():\n  time.sleep(60)")
+    square = client.function(gpus=0, session="map")(space["square"])
+    assert list(square.map(range(5))) == [0, 1, 4, 9, 16]
+    with pytest.raises(UsageError, match="workers must be 1 or more"):
+        list(square.map(range(5), workers=0))
+    with pytest.raises(ExecutionTimeout):
+        client.function(gpus=0, session="map", timeout_s=0.3)(space["slow"]).remote()
+    client.close_session("map")
