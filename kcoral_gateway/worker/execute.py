@@ -102,7 +102,10 @@ class Executor:
         except (cuda.CudaFault, KeyboardInterrupt, ProtocolError, ValueRefused) as late:
             # The fault was found, or the signal came, before IPython had opened the cell or after it had closed it.
             error = error or late
-            shell.showtraceback((type(late), late, late.__traceback__), exception_only=True)
+            if isinstance(late, ValueRefused):  # ours: no code of the user's has to do with it
+                shell._showtraceback(type(late), late, [f"{type(late).__name__}: {late}"])
+            else:
+                shell.showtraceback((type(late), late, late.__traceback__), exception_only=True)
         poison = ""
         if cuda.is_sticky(error):
             poison = "a CUDA fault broke the process's context"
