@@ -194,7 +194,10 @@ class Service:
         capacity = len(self._engine.devices)
         if isinstance(gpus, int) and gpus > capacity:
             has = f"{capacity} GPU{'s' if capacity != 1 else ''}"
-            raise PlacementInfeasible(f"{gpus} GPUs were asked for, this gateway has {has}: ask for fewer with --gpus")
+            remedy = "ask for fewer with --gpus"
+            if not capacity:
+                remedy = "--gpus 0 runs without one; a gateway started with --simulate-gpus N pretends to have some"
+            raise PlacementInfeasible(f"{gpus} GPUs were asked for, this gateway has {has}: {remedy}")
         return capacity if gpus == "all" else gpus
 
     def _own(self, principal: str, client: m.Hello, name: str) -> Session:

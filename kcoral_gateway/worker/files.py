@@ -181,6 +181,8 @@ def remove(patterns: Sequence[str]) -> list[str]:
     gone = []
     for pattern in patterns:
         for path in sorted(_matches(pattern, is_listing=False)):
+            if not os.path.abspath(path).startswith(os.getcwd() + os.sep):
+                raise ValueError(f"only what is in the workspace is removed, got {pattern!r}")
             if not os.path.lexists(path):
                 continue  # it lay in a folder that has just gone
             if os.path.isdir(path) and not os.path.islink(path):

@@ -429,7 +429,10 @@ class AsyncSession:
             m.Peer(exchange.PYTHON, client.target.is_trusted, allows_input),
         )
         execution = AsyncExecution(
-            client, message.execution_id, sink, Own(belief, out, frozenset(want.name for want in wished))
+            client,
+            message.execution_id,
+            sink,
+            Own(belief, out, frozenset(want.name for want in wished), files is not None),
         )
         await client._submit(execution, message, source.encode("utf-8", "surrogatepass"), *with_body)
         return execution

@@ -74,6 +74,10 @@ class Belief:
     def forget(self) -> None:
         """The session's state is gone."""
         self.forget_names()
+        self.forget_files()
+
+    def forget_files(self) -> None:
+        """It is not known what it has of them."""
         self.files.clear()
         self.local.clear()
         self.synced.clear()

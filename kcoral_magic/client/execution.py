@@ -51,6 +51,7 @@ class Own:
     belief: exchange.Belief
     out: exchange.Outgoing | None = None
     wants: frozenset[str] = frozenset()
+    has_files: bool = False
 
 
 class AsyncExecution:
@@ -108,6 +109,8 @@ class AsyncExecution:
     def _finish(self, output: Output, body: m.Finished) -> None:
         if self._own is not None:
             self._own.belief.moved_to(body.namespace)
+            if self._own.has_files and body.status != "ok":  # whether they were placed is not known: all come anew
+                self._own.belief.forget_files()
         if self._transfer is not None:
             self._transfer.cancel()
         self._held = None

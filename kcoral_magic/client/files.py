@@ -187,6 +187,8 @@ def to_send(patterns: Iterable[str], to: str, digests: Digests) -> dict[str, Loc
             base = Path(os.path.abspath(match)).parent
             for file in _below(path):
                 there = Path(os.path.abspath(file)).relative_to(base).as_posix()
+                if ".." in PurePosixPath(to).parts:
+                    raise UsageError(f"files go to folders of the workspace, got {to!r}")
                 found[f"{to}/{there}" if to else there] = digests.look(file)
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import re
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,10 @@ class Capture:
         self._told: dict[str, str] = {}  # what was said of a name, so that it is said once
         self.notes: list[str] = []
 
+    def is_told(self, name: str) -> bool:
+        """Whether it was said why a name does not go."""
+        return name in self._told
+
     def of_cell(
         self, cell: str, forced: Sequence[str], belief: Belief, *, limit_bytes: int, is_on: bool
     ) -> tuple[Outgoing | None, set[str]]:
@@ -43,7 +48,7 @@ class Capture:
         names = self._names_of(cell)
         reads = [name for name in names.reads if self._is_users(name)] if is_on else []
         found = reached([*forced, *reads], namespace)
-        modules = {*names.imports, *imported(found.values(), namespace)}
+        modules = {*names.imports, *imported(found.values(), namespace), *map(_module_of, found.values())}
         found = {name: value for name, value in found.items() if name in forced or self._is_users(name)}
         if not is_on:
             found = {name: found[name] for name in forced}
@@ -106,6 +111,14 @@ class Capture:
         if self._told.get(name) != what:
             self._told[name] = what
             self.notes.append(text)
+
+
+def _module_of(value: Any) -> str:
+    """The module that a value is, or that its class or itself is found in by name."""
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    named = value if isinstance(value, type | types.FunctionType) else type(value)
+    return str(getattr(named, "__module__", ""))
 
 
 def refused(out: Outgoing) -> ValueRefused | None:

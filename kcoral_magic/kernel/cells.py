@@ -206,7 +206,7 @@ class Cells:
 
     def _hint(self, error: NameError) -> None:
         name = getattr(error, "name", None) or _name_in(str(error))
-        if name and name in self._shell.user_ns and not hasattr(builtins, name):
+        if name and name in self._shell.user_ns and not hasattr(builtins, name) and not self._capture.is_told(name):
             _add_note(error, f"kcoral: the notebook has {name}; -i {name} sends it")
 
     def install(self) -> None:

@@ -139,7 +139,7 @@ class Filing:
         except ValueRefused as error:
             if "FileNotFoundError: " in str(error):
                 raise NotFoundError(str(error).partition("FileNotFoundError: ")[2]) from None
-            raise
+            raise ValueRefused(str(error).removeprefix("not all values could come back: found: ")) from None
         except RemoteError as error:
             raise ValueRefused(str(error)) from None
 

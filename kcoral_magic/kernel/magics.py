@@ -129,6 +129,8 @@ class KCoral(Magics):
         return client
 
     def _do_status(self, options: argparse.Namespace) -> html.Table:
+        if self.mode.is_local:
+            return html.Table("kcoral: cells run here, without a gateway (local mode)", (), ())
         if not self.proxy.is_connected:
             return html.Table(f"kcoral: not connected; the first cell uses {self.target().shown}", (), ())
         client = self._client()
@@ -232,7 +234,7 @@ class KCoral(Magics):
             self.mode.is_local = options.local
         given = vars(options)
         for name in set(given) - {"clear", "local", "remote"}:
-            if given[name] not in (None, False):
+            if given[name] is not None and given[name] is not False:  # 0 is a count of GPUs
                 self.defaults[name] = given[name]
         rows = tuple((f"--{name.replace('_', '-')}", str(value)) for name, value in sorted(self.defaults.items()))
         where = "here, without a gateway" if self.mode.is_local else f"on {self.target().shown}"
@@ -240,6 +242,8 @@ class KCoral(Magics):
 
     def _do_on(self, options: argparse.Namespace) -> html.Badge:
         self.mode.is_on = True
+        if self.mode.is_local:
+            return html.Badge("cells run here, without a gateway", "%kcoral use --remote ends local mode", is_on=False)
         return html.Badge(f"cells run on {self.target().shown}", "%%local keeps one here, %kcoral off ends it")
 
     def _do_off(self, options: argparse.Namespace) -> html.Badge:

@@ -80,6 +80,7 @@ def _is_front_end(line: str) -> bool:
 def with_defaults(options: argparse.Namespace, defaults: dict[str, Any]) -> argparse.Namespace:
     """``options`` with ``%kcoral use``'s where the line says nothing."""
     for name, value in defaults.items():
-        if getattr(options, name, None) in (None, False):
+        given = getattr(options, name, None)
+        if given is None or given is False:  # 0 is a count of GPUs
             setattr(options, name, value)
     return options

@@ -578,3 +578,27 @@ def test_a_stop_while_files_go_in_ends_the_cell_at_once(kernel: Kernel, write: C
     kernel.run("%config KCoral.quiet_s = 2.0")
     assert kernel.run("%%kcoral\n1 + 1").shown() == ["2"]
     big.unlink()
+
+
+def test_a_module_that_the_notebook_imported_comes_along_with_what_uses_it(
+    kernel: Kernel, write: Callable[..., Path]
+) -> None:
+    write("outside.py", "def scale(x): return x * 1000\n")
+    kernel.run("import outside\nfrom outside import scale\ndef mine(x): return outside.scale(x)")
+    assert output(kernel.run("%%kcoral\noutside.scale(3), scale(4), mine(5)"))[-1] == "(3000, 4000, 5000)"
+
+
+def test_a_put_that_leads_out_of_the_workspace_is_refused_here_and_harms_no_later_cell(
+    kernel: Kernel, write: Callable[..., Path]
+) -> None:
+    write("a.txt", "a")
+    assert "files go to folders of the workspace" in kernel.run("%kcoral put a.txt --to ../x").text("stderr")
+    assert output(kernel.run("%%kcoral\n'alive'")) == ["'alive'"]
+
+
+def test_no_gpus_is_a_default_too(kernel: Kernel) -> None:
+    try:
+        kernel.run("%kcoral use --gpus 0 --session none")
+        assert output(kernel.run("%%kcoral\nimport os\nos.environ.get('CUDA_VISIBLE_DEVICES')")) == ["''"]
+    finally:
+        kernel.run("%kcoral close none\n%kcoral use --clear")
