@@ -21,6 +21,8 @@ from typing import Any
 import msgspec
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 from starlette.routing import Route, WebSocketRoute
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -29,6 +31,7 @@ from kcoral_gateway.config import Config, Device, GiB, Level
 from kcoral_gateway.endpoints.guard import Guard
 from kcoral_gateway.endpoints.health import Health
 from kcoral_gateway.endpoints.hosts import HostLink
+from kcoral_gateway.endpoints.kcoral_http import KCoralHttp
 from kcoral_gateway.endpoints.websocket import Clients
 from kcoral_gateway.engines.local import LocalEngine
 from kcoral_gateway.execution.service import Service
@@ -147,17 +150,18 @@ class Gateway:
                 is_simulated=bool(config.simulate_gpus),
             )
             details: dict[str, object] = {
-                "instance": instance,
                 "version": __version__,
                 "sandbox": level,
                 "is_simulated": bool(config.simulate_gpus),
             }
             routes = [
-                Route("/health", Health(clients, details).serve),
+                Route("/health", Health(clients, instance, devices[0].arch if devices else "", details).serve),
                 WebSocketRoute("/ws", clients.serve),
+                Route("/execute", KCoralHttp(clients).execute, methods=["POST"]),
             ]
             is_open = config.host is not None and config.host not in _LOOPBACK
-            guard = Guard(Starlette(routes=routes), _names(config), allows_addresses=is_open)
+            app = Starlette(routes=routes, exception_handlers={404: _plain_problem, 405: _plain_problem})
+            guard = Guard(app, _names(config), allows_addresses=is_open)
             _log.info("names served", extra={"names": ["localhost", *_names(config)], "addresses": is_open})
             gateway = cls(config, service, clients, engine, guard)
             try:
@@ -262,6 +266,11 @@ class Gateway:
                 _log.info("nobody needs this embedded gateway any more")
                 return
         _log.info("shutting down")
+
+
+async def _plain_problem(request: Request, error: Exception) -> JSONResponse:
+    status, text = getattr(error, "status_code", 500), getattr(error, "detail", "")
+    return JSONResponse({"detail": text}, status, getattr(error, "headers", None))
 
 
 def check_addresses(config: Config) -> None:

@@ -6,6 +6,7 @@ in constant time, whatever matches.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import os
@@ -120,14 +121,28 @@ def _hash(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def _token_of(authorization: str) -> str | None:
+    """A bearer token, or the password of Basic credentials: what HTTP clients make of ``http://x:TOKEN@host``."""
+    scheme, _, credentials = authorization.partition(" ")
+    match scheme.lower():
+        case "bearer":
+            return credentials.strip()
+        case "basic":
+            try:
+                return base64.b64decode(credentials.strip(), validate=True).decode().partition(":")[2]
+            except ValueError:
+                return None
+    return None
+
+
 def authenticate(store: TokenStore, authorization: str | None, peer_uid: int | None, own_uid: int) -> Principal | None:
     """The principal of a request, from its ``Authorization`` header or its unix socket's peer.
 
     On the unix socket the gateway's own user and root come in without a token; they could read its memory anyway.
     """
     if authorization is not None:
-        scheme, _, token = authorization.partition(" ")
-        return store.find(token.strip()) if scheme.lower() == "bearer" else None
+        token = _token_of(authorization)
+        return store.find(token) if token is not None else None
     if peer_uid is not None and peer_uid in (own_uid, 0):
         return Principal(f"uid:{peer_uid}")
     return None

@@ -37,6 +37,7 @@ class Device(msgspec.Struct, frozen=True):
     index: int
     memory_bytes: int
     minor: int | None = None
+    arch: str = ""  # as compilers call it: sm_90a
 
     @property
     def is_simulated(self) -> bool:
@@ -57,6 +58,7 @@ class HostSpec(msgspec.Struct, frozen=True):
     folder: str = ""  # the principal's blobs: files for the workspace are read there, large results written
     cgroup: str | None = None  # a folder below which the host may make one with limits
     interrupt_patience_s: float = 5.0  # after which a stuck interpreter is looked at
+    is_for_programs: bool = False  # it starts without IPython, and reads the principal's files where they lie
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Config:
     stream_bytes: int = 256 * MiB  # of one execution's text kept in full
     tail_bytes: int = 16 * MiB  # of what comes after
     max_sessions: int = 64  # of one principal
+    cpu_workers: int = field(default_factory=lambda: max(4, 2 * (os.cpu_count() or 1)))  # places without a GPU
+    gpu_workers: int = 8  # places for each GPU: what has the turn computes, the others load and compile
     max_queued: int = 1000  # executions of one session
     artifact_bytes: int = 50 * GiB  # files and values on their way, of one principal
     journal_days: float = 14.0

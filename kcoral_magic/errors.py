@@ -10,6 +10,7 @@
     │   ├── CapacityExceeded        capacity            more sessions or waiting cells than one may have
     │   ├── NotFoundError           not_found           no such session or execution of yours
     │   ├── ValueRefused            value               a value that cannot travel, or bytes that are no value
+    │   ├── ProgramInvalid          program             a KCoral program that breaks a rule of its language
     │   └── ProtocolError           protocol            bytes or messages against PROTOCOL.md
     ├── RemoteError                 remote              user code raised; its type is not known here
     └── SystemFault                 the system's fault
@@ -88,6 +89,12 @@ class ValueRefused(CallerError):
     """A value that cannot travel as asked, or bytes from elsewhere that describe none."""
 
     code = "value"
+
+
+class ProgramInvalid(CallerError):
+    """A KCoral program that breaks a rule: nothing of it ran."""
+
+    code = "program"
 
 
 class ProtocolError(CallerError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +18,7 @@ class Shape:
     devices: tuple[Device, ...] = ()
     python: str = sys.executable
     folder: str = ""  # of the principal's blobs
+    is_for_programs: bool = False
 
 
 @dataclass(frozen=True)
@@ -32,17 +33,14 @@ class Engine(Protocol):
 
     devices: tuple[Device, ...]
 
-    def reserve(self, principal: str, gpu_count: int) -> tuple[Device, ...]:
-        """Take that many free GPUs. Admission has counted them: they are there."""
-
-    def release(self, devices: tuple[Device, ...]) -> None:
-        """Give them back."""
+    def choose(self, principal: str, gpu_count: int, free: Sequence[str], *, is_for_programs: bool) -> tuple[str, ...]:
+        """Which of the free GPUs (there are enough) suit best: those that a worker is ready for."""
 
     async def start(self, shape: Shape) -> Lease:
         """A worker host of this shape, a spare one if there is one."""
 
-    def keep_spare(self, shape: Shape) -> None:
-        """Start one more in the background for the principal's next session like this one."""
+    def keep_spare(self, shape: Shape, free: Sequence[str], count: int = 1) -> None:
+        """See that so many wait for the principal's next sessions (or programs) like this one, on free GPUs."""
 
     def drop_spare(self, principal: str) -> None:
         """End the spare of a principal who has left."""

@@ -1,7 +1,8 @@
-"""The engine of one machine: worker hosts as child processes, and one spare for each principal's last shape.
+"""The engine of one machine: worker hosts as child processes, and spares for each principal's last shape.
 
 A spare's sandbox is bound to its GPUs when it starts, so it is made for the GPUs that the principal's next session
-would get, and ``reserve`` prefers GPUs a spare waits for. A spare holds no GPU: it has not touched one.
+would get, and ``choose`` prefers GPUs a spare waits for. A spare holds no GPU: it has not touched one. Programs have
+spares of their own, as many as run at once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from logging import getLogger
 
@@ -41,10 +43,10 @@ class LocalEngine:
         self.devices = devices
         self._config = config
         self._level: Level = level
-        self._busy: set[str] = set()
         self._hosts: dict[str, _Host] = {}
-        self._spares: dict[str, str] = {}  # principal -> ticket
-        self._starting: dict[str, asyncio.Task[None]] = {}
+        self._spares: dict[tuple[str, bool], list[str]] = {}  # principal, for programs -> tickets
+        self._starting: Counter[tuple[str, bool]] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._callback: Callable[[str], None] = lambda ticket: None
         self._is_closing = False
         self._uids: set[int] = set()
@@ -54,54 +56,64 @@ class LocalEngine:
         """Call back with the ticket of each host process that has ended."""
         self._callback = callback
 
-    def reserve(self, principal: str, gpu_count: int) -> tuple[Device, ...]:
-        """Free GPUs, those of the principal's spare first; in inventory order, so that equal asks get equal sets."""
-        found = self._pick(principal, gpu_count)
-        self._busy.update(device.uuid for device in found)
-        return found
+    def choose(self, principal: str, gpu_count: int, free: Sequence[str], *, is_for_programs: bool) -> tuple[str, ...]:
+        """The GPUs of a spare; else those that the fewest workers are bound to, in inventory order."""
+        for spare in self._spares_of(principal, is_for_programs):
+            bound = [device.uuid for device in spare.shape.devices]
+            if len(bound) == gpu_count and set(bound) <= set(free):
+                return tuple(bound)
+        return self._least_loaded(gpu_count, free)
 
-    def _pick(self, principal: str, gpu_count: int) -> tuple[Device, ...]:
-        free = [device for device in self.devices if device.uuid not in self._busy]
-        spare = self._hosts.get(self._spares.get(principal, ""))
-        if spare is not None and len(spare.shape.devices) == gpu_count and set(spare.shape.devices) <= set(free):
-            return spare.shape.devices
-        return tuple(free[:gpu_count])
+    def _least_loaded(self, gpu_count: int, free: Sequence[str]) -> tuple[str, ...]:
+        loads = Counter(device.uuid for host in self._hosts.values() for device in host.shape.devices)
+        return tuple(sorted(free, key=lambda uuid: loads[uuid])[:gpu_count])
 
-    def release(self, devices: tuple[Device, ...]) -> None:
-        """Give GPUs back."""
-        self._busy.difference_update(device.uuid for device in devices)
+    def _spares_of(self, principal: str, is_for_programs: bool) -> list[_Host]:
+        tickets = self._spares.get((principal, is_for_programs), [])
+        return [self._hosts[ticket] for ticket in tickets if ticket in self._hosts]
 
     async def start(self, shape: Shape) -> Lease:
         """A spare of this shape, or a new host."""
-        spare = self._hosts.get(self._spares.get(shape.principal, ""))
-        if spare is not None and spare.shape == shape:
-            del self._spares[shape.principal]
-            return Lease(spare.ticket)
+        for spare in self._spares_of(shape.principal, shape.is_for_programs):
+            if spare.shape == shape:
+                self._spares[shape.principal, shape.is_for_programs].remove(spare.ticket)
+                return Lease(spare.ticket)
         return Lease((await self._spawn(shape)).ticket)
 
-    def keep_spare(self, shape: Shape) -> None:
-        """Start a spare in the background, in place of one of another shape."""
-        devices = self._pick(shape.principal, len(shape.devices))
-        if len(devices) < len(shape.devices) or self._is_closing:
+    def keep_spare(self, shape: Shape, free: Sequence[str], count: int = 1) -> None:
+        """Start spares in the background, in place of those of another shape."""
+        key, gpu_count = (shape.principal, shape.is_for_programs), len(shape.devices)
+        if self._is_closing or gpu_count > len(free):
             return  # all GPUs are taken: whoever comes next waits longer than a start takes
-        wanted = replace(shape, devices=devices)
-        spare = self._hosts.get(self._spares.get(shape.principal, ""))
-        if (spare is not None and spare.shape == wanted) or shape.principal in self._starting:
-            return
-        task = asyncio.create_task(self._replace_spare(wanted))
-        self._starting[shape.principal] = task
-        task.add_done_callback(lambda _: self._starting.pop(shape.principal, None))
+        uuids = self.choose(shape.principal, gpu_count, free, is_for_programs=shape.is_for_programs)
+        wanted = self._on(shape, uuids)
+        fitting = 0
+        for spare in self._spares_of(*key):
+            if spare.shape == (wanted if not shape.is_for_programs else replace(shape, devices=spare.shape.devices)):
+                fitting += len(spare.shape.devices) == gpu_count
+            else:
+                self._spares[key].remove(spare.ticket)
+                self.drop(spare.ticket)
+        for _ in range(count - fitting - self._starting[key]):
+            if shape.is_for_programs:  # spread: each GPU's programs load while another one computes
+                wanted = self._on(shape, self._least_loaded(gpu_count, free))
+            self._starting[key] += 1
+            task = asyncio.create_task(self._start_spare(wanted))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    async def _replace_spare(self, shape: Shape) -> None:
-        old = self._spares.pop(shape.principal, None)
-        if old is not None:
-            self.drop(old)
+    def _on(self, shape: Shape, uuids: Sequence[str]) -> Shape:
+        return replace(shape, devices=tuple(device for device in self.devices if device.uuid in uuids))
+
+    async def _start_spare(self, shape: Shape) -> None:
+        key = (shape.principal, shape.is_for_programs)
         try:
             host = await self._spawn(shape)
+            self._spares.setdefault(key, []).append(host.ticket)
         except OSError as error:
             _log.warning("no spare worker could be started", extra={"error": str(error)})
-            return
-        self._spares[shape.principal] = host.ticket
+        finally:
+            self._starting[key] -= 1
 
     async def _spawn(self, shape: Shape) -> _Host:
         uid = self._free_uid()
@@ -115,6 +127,7 @@ class LocalEngine:
             python=shape.python,
             uid=uid,
             folder=shape.folder,
+            is_for_programs=shape.is_for_programs,
             cgroup=self._cgroup,
         )
         process = await asyncio.create_subprocess_exec(
@@ -146,15 +159,17 @@ class LocalEngine:
         code = await host.process.wait()
         self._hosts.pop(host.ticket, None)
         self._uids.discard(host.uid)
-        if self._spares.get(host.shape.principal) == host.ticket:
-            del self._spares[host.shape.principal]
+        spares = self._spares.get((host.shape.principal, host.shape.is_for_programs), [])
+        if host.ticket in spares:
+            spares.remove(host.ticket)
         _log.info("host ended", extra={"ticket": host.ticket[:6], "exit_code": code})
         self._callback(host.ticket)
 
     def drop_spare(self, principal: str) -> None:
-        """End the spare of a principal who has left."""
-        if (ticket := self._spares.get(principal)) is not None:
-            self.drop(ticket)
+        """End the spares of a principal who has left."""
+        for is_for_programs in (False, True):
+            for ticket in self._spares.pop((principal, is_for_programs), []):
+                self.drop(ticket)
 
     def drop(self, ticket: str) -> None:
         """End a host; its sandbox dies with it."""
@@ -172,7 +187,7 @@ class LocalEngine:
     async def close(self) -> None:
         """End every host and wait until all are gone."""
         self._is_closing = True
-        for task in list(self._starting.values()):
+        for task in list(self._tasks):
             task.cancel()
         watchers = [host.watcher for host in self._hosts.values() if host.watcher is not None]
         for ticket in list(self._hosts):

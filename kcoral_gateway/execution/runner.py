@@ -8,24 +8,27 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Callable
 from logging import getLogger
-from typing import Any, TypeVar, assert_never
+from typing import Any, TypeVar
 
 import msgspec
 
 from kcoral_gateway.config import Config, Device
 from kcoral_gateway.engines.base import Engine, Lease, Shape
 from kcoral_gateway.execution import admission as a
+from kcoral_gateway.execution.lines import Line
 from kcoral_gateway.execution.records import Records
-from kcoral_gateway.execution.sessions import Execution, Session, gpu_message
+from kcoral_gateway.execution.sessions import Clock, Execution, Session, gpu_message
 from kcoral_gateway.execution.workers import Worker, Workers
 from kcoral_gateway.storage.artifacts import Artifacts
-from kcoral_magic.errors import ExecutionLost, KCoralError, PlacementInfeasible, QueueTimeout
-from kcoral_magic.protocol import framing
+from kcoral_magic.errors import ExecutionLost, KCoralError
+from kcoral_magic.protocol import framing, steps
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.protocol import transfers as t
 
 _log = getLogger(__name__)
+_SPARE_AFTER_S = 0.03  # what runs now first: a start takes a core for longer
 _OTHER_BYTES = 256 * 1024 * 1024  # of one execution's displays and results: a bound on abuse, told when met
 _SUPPLY_S = 3600.0  # as long as a client may be away; what it sends goes on meanwhile
 _SUPPLY_LOOK_S = 5.0
@@ -40,17 +43,26 @@ class _Stopped(Exception):
 class Runner:
     """The sessions of one gateway at work."""
 
-    def __init__(self, config: Config, engine: Engine, records: Records, artifacts: Artifacts) -> None:
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        records: Records,
+        artifacts: Artifacts,
+        on_end: Callable[[Session], None] = lambda session: None,
+    ) -> None:
+        """``on_end`` is called with a session that was an execution's own, when that has ended."""
         self._artifacts = artifacts
         self._config = config
         self._engine = engine
         self._records = records
-        self.admission = a.Admission(len(engine.devices))
-        self.workers = Workers(self._take, self._worker_gone, engine.drop)
+        self._on_end = on_end
+        self.gpus = Line(a.Admission([device.uuid for device in engine.devices], self._choose), "GPUs")
+        count = config.cpu_workers + config.gpu_workers * len(engine.devices)
+        self.places = Line(a.Admission([f"place-{number}" for number in range(count)]), "worker")
+        self.workers = Workers(self._take, self._worker_gone, self._turn, engine.drop)
         self._ask_numbers = itertools.count(1)
-        self._asks: dict[str, tuple[asyncio.Future[None], Execution, Session]] = {}
         self._sessions: set[Session] = set()
-        self._expiry: asyncio.TimerHandle | None = None
         self._releasing: set[asyncio.Task[None]] = set()
         engine.on_host_exit(self.workers.exited)
 
@@ -68,6 +80,7 @@ class Runner:
         if session.task is not None:
             session.task.cancel()
         self.unplace(session)
+        self.places.release(session.place_id)
 
     def stop_all(self, session: Session, reason: str) -> None:
         """End everything the session runs or has waiting, as lost for ``reason``."""
@@ -82,22 +95,17 @@ class Runner:
         """Give the session's GPUs back once its worker, which was bound to them, is dead: it holds their memory."""
         worker, devices, ask_id = session.worker, session.devices, session.ask_id
         self.discard_worker(session)
-        self._asks.pop(ask_id, None)
-        session.devices = None
+        session.devices, session.ask_id = None, ""
         if worker is None or not devices:
-            self._release(devices or (), ask_id)
+            self.gpus.release(ask_id)
             return
-        task = asyncio.create_task(self._release_after(worker.ticket, devices, ask_id))
+        task = asyncio.create_task(self._release_after(worker.ticket, ask_id))
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)
 
-    async def _release_after(self, ticket: str, devices: tuple[Device, ...], ask_id: str) -> None:
+    async def _release_after(self, ticket: str, ask_id: str) -> None:
         await self._engine.ended(ticket)
-        self._release(devices, ask_id)
-
-    def _release(self, devices: tuple[Device, ...], ask_id: str) -> None:
-        self._engine.release(devices)
-        self._follow(self.admission.release(ask_id, time.monotonic()))
+        self.gpus.release(ask_id)
 
     def discard_worker(self, session: Session) -> None:
         """Throw the session's worker and state away."""
@@ -151,6 +159,10 @@ class Runner:
                 session.idle_since_s = time.monotonic()
                 if session.state != "lost":
                     session.state = "idle"
+            if session.is_alone:
+                session.task = None
+                self._on_end(session)
+                return
 
     async def _run(self, session: Session, execution: Execution) -> None:
         if session.worker is not None and session.worker.gone is not None:
@@ -158,6 +170,8 @@ class Runner:
         if (why := session.why_lost(execution.message.namespace)) is not None:
             execution.emit(m.Notice("state_lost", f"the session's state was lost: {why}"))
         worker = session.worker
+        if session.is_alone:
+            await self._take_place(session, execution)
         if session.devices is None:
             await self._place(session, execution)
         if execution.message.is_fresh:
@@ -183,21 +197,30 @@ class Runner:
         if execution.journal.last:  # else nobody has been told of a wait: that it is over is no news
             execution.emit(m.Started(worker.start_ms))
         execution.is_sent = True
-        run = m.Run(execution.execution_id, execution.message.place, execution.message.peer)
-        with_body = (execution.manifest, execution.parcel) if execution.manifest else ()
-        worker.send(run, (execution.source, *with_body))
+        execution.times.sent_s = time.monotonic()
+        worker.send(*self._order(session, execution))
         execution.forget_source()
-        timer = None
-        if (limit_s := execution.message.timeout_s) is not None:
-            timer = asyncio.get_running_loop().call_later(limit_s, self._time_out, worker, execution)
+        execution.clock = Clock(execution.message.timeout_s, lambda: self._time_out(worker, execution))
+        execution.clock.go()
         try:
             await execution.done
         finally:
-            if timer is not None:
-                timer.cancel()
+            execution.clock.stop()
+            execution.times.turn_ends(time.monotonic())
         worker.gone = worker.gone or worker.poison
         if worker.gone is not None and worker is session.worker:
             self._lose(session, worker)
+
+    def _order(self, session: Session, execution: Execution) -> tuple[object, tuple[bytes, ...]]:
+        """What the worker is told, with its buffers."""
+        message = execution.message
+        if message.kind == "program":
+            peer, takes_turns = message.peer, bool(session.devices)
+            return steps.RunProgram(
+                execution.execution_id, execution.format, takes_turns, peer.takes_pickles, peer.python
+            ), (execution.source,)
+        with_body = (execution.manifest, execution.parcel) if execution.manifest else ()
+        return m.Run(execution.execution_id, message.place, message.peer), (execution.source, *with_body)
 
     def _lose(self, session: Session, worker: Worker) -> None:
         session.lost = worker.gone
@@ -226,53 +249,86 @@ class Runner:
             QueueTimeout: They were not free in time.
         """
         count = session.gpus or 0
-        now = time.monotonic()
-        wait_s = execution.message.queue_timeout_s
+        free = self.gpus.admission.free
         session.state = "queued"
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        ask_id = session.ask_id = f"{session.principal}/{session.name}#{next(self._ask_numbers)}"
-        self._asks[ask_id] = (granted, execution, session)
-        self._follow(
-            self.admission.add(a.Ask(ask_id, session.principal, count, None if wait_s is None else now + wait_s), now)
+        if session.is_for_programs:  # bound to its GPUs, and holds them while an instruction needs them
+            free = free if len(free) >= count else tuple(device.uuid for device in self._engine.devices)
+            uuids = self._engine.choose(session.principal, count, free, is_for_programs=True)
+            session.devices = self._devices(uuids)
+            return
+        session.ask_id = self._new_ask_id(session)
+        granted = self.gpus.ask(
+            session.ask_id,
+            session.principal,
+            count,
+            limit_s=execution.message.queue_timeout_s,
+            on_waiting=lambda waiting: _tell_waiting(execution, session.principal, count, waiting),
+        )
+        try:
+            session.devices = self._devices(await _unless_stopped(execution, granted))
+        except _Stopped:
+            self.gpus.release(session.ask_id)
+            raise
+        execution.emit(m.Placed(tuple(gpu_message(device) for device in session.devices)))
+
+    async def _take_place(self, session: Session, execution: Execution) -> None:
+        """Executions with sessions of their own run so many at once."""
+        session.state = "queued"
+        session.place_id = self._new_ask_id(session)
+        granted = self.places.ask(
+            session.place_id,
+            session.principal,
+            1,
+            limit_s=execution.message.queue_timeout_s,
+            on_waiting=lambda waiting: _tell_waiting(execution, session.principal, 0, waiting),
         )
         try:
             await _unless_stopped(execution, granted)
-        except _Stopped:
-            self._follow(self.admission.release(ask_id, time.monotonic()))
-            raise
         finally:
-            self._asks.pop(ask_id, None)
-        session.devices = self._engine.reserve(session.principal, count)
-        execution.emit(m.Placed(tuple(gpu_message(device) for device in session.devices)))
+            if not granted.done() or granted.cancelled():
+                self.places.release(session.place_id)
 
-    def _follow(self, instructions: list[a.Instruction]) -> None:
-        for instruction in instructions:
-            if (asked := self._asks.get(instruction.ask_id)) is None or asked[0].done():
-                continue
-            granted, execution, session = asked
-            match instruction:
-                case a.Granted():
-                    granted.set_result(None)
-                case a.Waiting(ahead=ahead, principals=principals):
-                    others = tuple(name for name in principals if name != session.principal)
-                    execution.emit(m.Queued(ahead, session.gpus or 0, others))
-                case a.Refused(reason=reason):
-                    granted.set_exception(PlacementInfeasible(f"{reason}: ask for fewer with --gpus"))
-                case a.Expired():
-                    limit = execution.message.queue_timeout_s
-                    granted.set_exception(QueueTimeout(f"no GPUs within {limit:g} s (--queue-timeout); nothing ran"))
-                case _:
-                    assert_never(instruction)
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
-        deadline = self.admission.next_deadline_s
-        if deadline is not None:
-            delay = max(0.0, deadline - time.monotonic())
-            self._expiry = asyncio.get_running_loop().call_later(delay, self._expire)
+    def _new_ask_id(self, session: Session) -> str:
+        return f"{session.principal}/{session.name}#{next(self._ask_numbers)}"
 
-    def _expire(self) -> None:
-        self._follow(self.admission.expire(time.monotonic()))
+    def _choose(self, ask: a.Ask, free: tuple[str, ...]) -> tuple[str, ...]:
+        return self._engine.choose(ask.principal, ask.gpu_count, free, is_for_programs=False)
+
+    def _devices(self, uuids: tuple[str, ...]) -> tuple[Device, ...]:
+        return tuple(device for device in self._engine.devices if device.uuid in uuids)
+
+    def _turn(self, execution_id: str, is_wanted: bool) -> None:
+        """A program needs its GPUs from here on, or does not. Waiting for them is not charged to its time."""
+        execution = self._records.by_id(execution_id)
+        session = None if execution is None else self._session_of(execution)
+        if execution is None or session is None or not session.is_for_programs or is_wanted == bool(session.ask_id):
+            return
+        if not is_wanted:
+            execution.times.turn_ends(time.monotonic())
+            ask_id, session.ask_id = session.ask_id, ""
+            self.gpus.release(ask_id)
+            return
+        devices = session.devices or ()
+        session.ask_id = self._new_ask_id(session)
+        execution.clock.stop()
+        execution.times.turn_asked(time.monotonic())
+        granted = self.gpus.ask(
+            session.ask_id,
+            session.principal,
+            len(devices),
+            devices=tuple(device.uuid for device in devices),
+            on_waiting=lambda waiting: _tell_waiting(execution, session.principal, len(devices), waiting),
+        )
+        granted.add_done_callback(lambda future: self._turn_granted(session, execution, future))
+
+    def _turn_granted(self, session: Session, execution: Execution, granted: asyncio.Future[tuple[str, ...]]) -> None:
+        worker = session.worker
+        if granted.cancelled() or session.current is not execution or worker is None or worker.gone is not None:
+            return  # whoever ended it gives the GPUs back
+        execution.times.turn_begins(time.monotonic())
+        execution.emit(m.Placed(tuple(gpu_message(device) for device in session.devices or ())))
+        worker.send(steps.TurnGranted(execution.execution_id))
+        execution.clock.go()
 
     async def _start(self, session: Session, execution: Execution) -> Worker:
         """A ready worker on the session's GPUs, and a spare for the next session like it.
@@ -281,7 +337,7 @@ class Runner:
             ExecutionLost: It did not start; the message says why.
         """
         folder = str(self._artifacts.folder(session.principal))
-        shape = Shape(session.principal, session.devices or (), session.python, folder)
+        shape = Shape(session.principal, session.devices or (), session.python, folder, session.is_for_programs)
         session.state = "starting"
         began = time.monotonic()
         starting = asyncio.ensure_future(self._engine.start(shape))
@@ -303,8 +359,17 @@ class Runner:
         worker.ready.result()
         if worker.gone is not None:
             raise ExecutionLost(f"no worker could be started: {worker.gone}")
-        asyncio.get_running_loop().call_soon(self._engine.keep_spare, shape)
+        asyncio.get_running_loop().call_later(_SPARE_AFTER_S, self._keep_spare, shape)
         return worker
+
+    def _keep_spare(self, shape: Shape) -> None:
+        free = self.gpus.admission.free
+        count = 1
+        if shape.is_for_programs:
+            free = tuple(device.uuid for device in self._engine.devices)
+            busy = sum(s.is_for_programs and s.principal == shape.principal for s in self._sessions)
+            count = min(max(1, busy), self._config.cpu_workers)
+        self._engine.keep_spare(shape, free, count)
 
     def _drop_started(self, starting: asyncio.Future[Lease]) -> None:
         if not starting.cancelled() and starting.exception() is None:
@@ -322,8 +387,7 @@ class Runner:
                 if execution.has_timed_out:
                     execution.finish("failed", "timeout", _timeout_text(execution, killed=True))
                 else:
-                    what = "this cell's worker only" if execution.message.is_fresh else "the session's state is gone"
-                    execution.finish("failed", "lost", f"{worker.gone}; {what}")
+                    execution.finish("failed", "lost", f"{worker.gone}; {_what_is_lost(execution)}")
 
     def _take(self, execution_id: str, body: m.EventBody, buffers: tuple[framing.Buffer, ...]) -> None:
         execution = self._records.by_id(execution_id)
@@ -334,6 +398,8 @@ class Runner:
             return
         if isinstance(body, t.Want):
             self._watch_want(execution)
+        elif isinstance(body, steps.Step):
+            execution.step = body
         elif isinstance(body, t.InputRequest) and (session := self._session_of(execution)) is not None:
             session.waits_since_s = time.monotonic()
         if isinstance(body, t.Returned) and body.blob is not None:
@@ -397,7 +463,20 @@ async def _unless_stopped(execution: Execution, wanted: asyncio.Future[T]) -> T:
     return wanted.result()
 
 
+def _tell_waiting(execution: Execution, principal: str, gpu_count: int, waiting: a.Waiting) -> None:
+    others = tuple(name for name in waiting.principals if name != principal)
+    execution.emit(m.Queued(waiting.ahead, gpu_count, others))
+
+
+def _what_is_lost(execution: Execution) -> str:
+    if execution.message.is_fresh or execution.is_alone:
+        return "nothing else was in its worker"
+    return "the session's state is gone"
+
+
 def _timeout_text(execution: Execution, *, killed: bool) -> str:
+    if execution.is_alone:
+        return f"it ran longer than {execution.message.timeout_s:g} s and was ended"
     text = f"the cell ran longer than {execution.message.timeout_s:g} s (--timeout)"
     if not killed:
         return f"{text} and was interrupted; the session's state is kept"

@@ -17,8 +17,8 @@ from kcoral_gateway.execution.runner import Runner
 from kcoral_gateway.execution.sessions import Execution, Session, gpu_message
 from kcoral_gateway.execution.workers import Link
 from kcoral_gateway.storage.artifacts import Artifacts
-from kcoral_magic.errors import CapacityExceeded, KCoralError, NotFoundError, PlacementInfeasible
-from kcoral_magic.protocol import framing
+from kcoral_magic.errors import CapacityExceeded, KCoralError, NotFoundError, PlacementInfeasible, ProgramInvalid
+from kcoral_magic.protocol import framing, program, steps
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.protocol import transfers as t
 from kcoral_magic.protocol.wire import Gpus
@@ -38,7 +38,7 @@ class Service:
         self._engine = engine
         self.artifacts = Artifacts(config.artifacts_dir, limit_bytes=config.artifact_bytes, block_bytes=_BLOCK_BYTES)
         self._records = Records(config)
-        self._runner = Runner(config, engine, self._records, self.artifacts)
+        self._runner = Runner(config, engine, self._records, self.artifacts, lambda s: self._end(s, "it has run"))
         self._sessions: dict[tuple[str, str], Session] = {}
         self._clients: Counter[tuple[str, str]] = Counter()  # (principal, client_id) -> open connections
         self._seen_s: dict[tuple[str, str], float] = {}  # when a session's client was last there
@@ -66,7 +66,7 @@ class Service:
             del self._clients[principal, client_id]
         now = time.monotonic()
         for key, session in self._sessions.items():
-            if key[0] == principal and (session.is_named or key[1] == f"~{client_id}"):
+            if key[0] == principal and (session.is_named or session.client_id == client_id):
                 self._seen_s[key] = now
 
     def host_spoke(self, ticket: str, link: Link, message: framing.Message[m.FromHost]) -> None:
@@ -87,6 +87,8 @@ class Service:
         source: bytes,
         manifest: bytes = b"",
         parcel: bytes = b"",
+        *,
+        returns: steps.Format = "values",
     ) -> Execution:
         """Take a new execution, or find the one a repeat means.
 
@@ -98,9 +100,12 @@ class Service:
         if not is_new:
             return execution
         execution.manifest, execution.parcel, execution.wants = manifest, parcel, asked.wants
+        execution.format, execution.times.taken_s = returns, time.monotonic()
         try:
+            if message.kind == "program":
+                self._check_program(principal, source)
             self._check_files(principal, asked)
-            session = self._session(principal, client, message.session)
+            session = self._session(principal, client, message)
         except KCoralError as error:
             execution.finish("failed", error.code, str(error))
             return execution
@@ -125,6 +130,21 @@ class Service:
         deliver = m.Deliver(message.execution_id, path, message.size, message.problem)
         self._check_files(principal, t.read_manifest(files))
         self._to_worker(principal, message.execution_id, deliver, (bytes(files), bytes(parcel)))
+
+    def _check_program(self, principal: str, source: bytes) -> None:
+        """Nothing of a program runs that breaks a rule, or whose blobs are not here.
+
+        Raises:
+            ProgramInvalid, NotFoundError: It does, or they are not.
+        """
+        made = program.parse(source)
+        for instruction in made.instructions:
+            if (blob := getattr(instruction, "blob", None)) is None:
+                continue
+            size = self.artifacts.path(principal, f"sha256-{blob}").stat().st_size
+            if isinstance(instruction, program.UploadTensor) and size != instruction.size:
+                due = f"{instruction.size} bytes by its dtype and shape"
+                raise ProgramInvalid(f"tensor {instruction.id!r:.80} has {due}, its blob has {size}")
 
     def _check_files(self, principal: str, manifest: t.Manifest) -> None:
         for file in manifest.files:
@@ -169,16 +189,22 @@ class Service:
 
     # ── sessions ──
 
-    def _session(self, principal: str, client: m.Hello, ask: m.SessionAsk) -> Session:
+    def _session(self, principal: str, client: m.Hello, message: m.Execute) -> Session:
+        ask = message.session
         name = ask.name or f"~{client.client_id}"
         capacity = len(self._engine.devices)
         gpus = self._count(ask.gpus)
+        is_for_programs = message.kind == "program"
+        is_alone = message.is_alone or is_for_programs
+        if is_alone:
+            name = f"~{client.client_id}/{message.execution_id}"
         session = self._sessions.get((principal, name))
         if session is None:
-            mine = sum(who == principal for who, _ in self._sessions)
-            if mine >= self._config.max_sessions:
+            mine = sum(s.principal == principal and not s.is_alone for s in self._sessions.values())
+            if not is_alone and mine >= self._config.max_sessions:
                 raise CapacityExceeded(f"you have {mine} sessions, this gateway gives {mine}: %kcoral close one")
             session = Session(principal, name, client.instance, gpus, time.time())
+            session.is_alone, session.is_for_programs = is_alone, is_for_programs
             if self._config.is_embedded and client.executable:
                 session.python = client.executable  # the map: on the user's own gateway, the kernel's interpreter
             self._sessions[principal, name] = session
@@ -243,7 +269,8 @@ class Service:
     def sessions(self, principal: str) -> tuple[m.SessionInfo, ...]:
         """The principal's sessions."""
         now = time.monotonic()
-        return tuple(session.info(now) for session in self._sessions.values() if session.principal == principal)
+        mine = [s for s in self._sessions.values() if s.principal == principal and not s.is_alone]
+        return tuple(session.info(now) for session in mine)
 
     def gpus(self, principal: str) -> tuple[tuple[m.Gpu, ...], int, int]:
         """All GPUs (with the principal's own sessions on them), how many are free, how many asks wait."""
@@ -254,7 +281,14 @@ class Service:
             for device in s.devices or ()
         }
         gpus = tuple(gpu_message(device, held.get(device.uuid, "")) for device in self._engine.devices)
-        return gpus, self._runner.admission.free, self._runner.admission.waiting
+        admission = self._runner.gpus.admission
+        return gpus, len(admission.free), admission.waiting
+
+    def load(self) -> tuple[int, int, int]:
+        """Places for programs (and others alone), how many of them are taken, and how many executions wait."""
+        places = self._runner.places.admission
+        taken = places.capacity - len(places.free)
+        return places.capacity, taken, places.waiting
 
     def executions(self, principal: str, client: m.Hello, name: str) -> tuple[m.ExecutionInfo, ...]:
         """The newest executions of a session, newest first."""
@@ -296,7 +330,7 @@ class Service:
                 is_here = any(who == principal for who, _ in self._clients)
                 limit_s = self._config.disconnect_named_s
             else:
-                is_here = (principal, name[1:]) in self._clients
+                is_here = (principal, session.client_id) in self._clients
                 limit_s = self._config.disconnect_s
             if not is_here and now - self._seen_s.get((principal, name), now) > limit_s:
                 self._end(session, f"its client was gone for {limit_s:g} s")

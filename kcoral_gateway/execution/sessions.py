@@ -13,11 +13,59 @@ from kcoral_gateway.config import Device
 from kcoral_gateway.execution.journal import Journal
 from kcoral_gateway.execution.workers import Worker
 from kcoral_magic.errors import SessionShapeError
-from kcoral_magic.protocol import framing
+from kcoral_magic.protocol import framing, steps
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.protocol import transfers as t
 
 _MESSAGE_CHARS = 2000  # some are prefixed on their way; all fit the wire
+
+
+class Clock:
+    """An execution's time limit; it stands still while the execution waits for a turn."""
+
+    def __init__(self, limit_s: float | None, on_end: Callable[[], None]) -> None:
+        self._left_s = limit_s
+        self._on_end = on_end
+        self._timer: asyncio.TimerHandle | None = None
+
+    def go(self) -> None:
+        """Run on."""
+        if self._left_s is not None and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, self._left_s), self._on_end)
+
+    def stop(self) -> None:
+        """Stand still."""
+        if self._timer is not None and self._left_s is not None:
+            self._left_s = self._timer.when() - asyncio.get_running_loop().time()
+            self._timer.cancel()
+            self._timer = None
+
+
+@dataclass
+class Times:
+    """When what happened to an execution, in monotonic seconds; 0 is not yet."""
+
+    taken_s: float = 0.0
+    sent_s: float = 0.0
+    turn_wait_s: float = 0.0
+    turn_held_s: float = 0.0
+    _asked_s: float = 0.0
+    _since_s: float = 0.0
+
+    def turn_asked(self, now: float) -> None:
+        """It waits for its GPUs."""
+        self._asked_s = now
+
+    def turn_begins(self, now: float) -> None:
+        """It has them."""
+        self.turn_wait_s += now - self._asked_s
+        self._since_s = now
+
+    def turn_ends(self, now: float) -> None:
+        """It has given them back."""
+        if self._since_s:
+            self.turn_held_s += now - self._since_s
+            self._since_s = 0.0
 
 
 @dataclass
@@ -46,6 +94,15 @@ class Execution:
     wants: tuple[t.Wanted, ...] = ()
     is_wanting: bool = False  # its worker waits for values
     namespace: str = ""  # of the session's worker that it ran in
+    format: steps.Format = "values"  # of what a program returns
+    step: steps.Step | None = None  # the instruction that a program was at last
+    clock: Clock = field(default_factory=lambda: Clock(None, lambda: None))
+    times: Times = field(default_factory=Times)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it has a session of its own."""
+        return self.message.is_alone or self.message.kind == "program"
 
     def emit(self, body: m.EventBody, buffers: Sequence[framing.Buffer] = ()) -> None:
         """Journal an event and wake the readers."""
@@ -94,7 +151,10 @@ class Session:
     side_worker: Worker | None = None  # of a --fresh execution
     lost: str | None = None  # why its state is gone, until the next cell has said so
     _told: set[str] = field(default_factory=set)  # namespaces whose end was told
-    ask_id: str = ""  # of its placement
+    ask_id: str = ""  # of its placement, or of a program's turn
+    place_id: str = ""  # of an execution's own session
+    is_alone: bool = False  # it is one execution's, and ends with it
+    is_for_programs: bool = False
     executions: int = 0
     has_state: bool = False
     idle_since_s: float = 0.0
@@ -116,6 +176,11 @@ class Session:
     def is_named(self) -> bool:
         """Whether it outlives its client."""
         return not self.name.startswith("~")
+
+    @property
+    def client_id(self) -> str:
+        """Of the client whose own it is, or whose execution's."""
+        return self.name[1:].partition("/")[0] if not self.is_named else ""
 
     @property
     def shown_name(self) -> str:

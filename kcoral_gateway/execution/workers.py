@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 from kcoral_magic.errors import ExecutionLost
-from kcoral_magic.protocol import framing
+from kcoral_magic.protocol import framing, steps
 from kcoral_magic.protocol import messages as m
 
 _CAUSE_CHARS = 1000  # it is told inside longer sentences
@@ -47,6 +47,7 @@ class Workers:
 
     Args:
         on_emit: An execution's id, what it produced and its buffers.
+        on_turn: An execution's id, and whether it needs its GPUs.
         on_gone: A worker that has gone (``gone`` says why) without being told to.
         drop: Ends a host process by its ticket.
     """
@@ -55,10 +56,12 @@ class Workers:
         self,
         on_emit: Callable[[str, m.EventBody, tuple[framing.Buffer, ...]], None],
         on_gone: Callable[[Worker], None],
+        on_turn: Callable[[str, bool], None],
         drop: Callable[[str], None],
     ) -> None:
         self._on_emit = on_emit
         self._on_gone = on_gone
+        self._on_turn = on_turn
         self._drop = drop
         self._by_ticket: dict[str, Worker] = {}
 
@@ -93,6 +96,8 @@ class Workers:
                     worker.ready.set_result(link)
             case m.Emit(execution_id=execution_id, body=body):
                 self._on_emit(execution_id, body, message.buffers)
+            case steps.TurnAsked(execution_id=execution_id, is_wanted=is_wanted):
+                self._on_turn(execution_id, is_wanted)
             case m.Replace(message=text):
                 self.expect(ticket).poison = text[:_CAUSE_CHARS]
             case m.Gone(message=text):

@@ -56,7 +56,13 @@ def _device(pynvml: Any, index: int, handle: Any) -> Device:
         index=index,
         memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
         minor=int(pynvml.nvmlDeviceGetMinorNumber(handle)),
+        arch=arch_of(*pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
     )
+
+
+def arch_of(major: int, minor: int) -> str:
+    """A compute capability as compilers name it; from 9.0 on with the features of that architecture alone (``a``)."""
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
 def _text(value: str | bytes) -> str:

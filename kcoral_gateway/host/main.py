@@ -32,6 +32,7 @@ from kcoral_gateway.host.verdict import cause, where
 from kcoral_magic.errors import KCoralError, ProtocolError
 from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
+from kcoral_magic.protocol import steps as s
 from kcoral_magic.protocol import transfers as t
 
 _READ_BYTES = 256 * 1024
@@ -290,8 +291,11 @@ class Host:
             case t.Written():
                 self._end_results()
                 self._exchange.written()
-            case m.ClearOutput() | t.Want() | t.Bound() | t.Names() | t.InputRequest():
+            case m.ClearOutput() | t.Want() | t.Bound() | t.Names() | t.InputRequest() | s.Step() | s.Failed():
                 self._emit(body, ())
+            case s.Turn(is_wanted=is_wanted):
+                if self._is_running:
+                    self._send(s.TurnAsked(self._execution, is_wanted))
             case _:
                 assert_never(body)
 
@@ -382,7 +386,7 @@ class Host:
 
     def _obey(self, message: framing.Message[m.ToHost]) -> None:
         match message.body:
-            case m.Run(execution_id=execution_id):
+            case m.Run(execution_id=execution_id) | s.RunProgram(execution_id=execution_id):
                 # What earlier cells' threads wrote is theirs: send it before the name changes.
                 self._emit_output(self._batcher.restart())
                 self._end_rest()
@@ -392,7 +396,7 @@ class Host:
                 self._run_ticks = processes.now_ticks()
                 self._stream_bytes = self._messages = 0
                 self._has_asked_where = False
-                if len(message.buffers) == 1:  # nothing goes with it: most bodies
+                if isinstance(message.body, s.RunProgram) or len(message.buffers) == 1:  # nothing goes with it
                     self._has_begun = True
                     self._to_worker(framing.pack(framing.encode(message.body, message.buffers)))
                 else:
@@ -401,7 +405,7 @@ class Host:
             case m.Deliver(execution_id=execution_id):
                 if self._is_running and execution_id == self._execution:
                     self._loads.append(self._exchange.deliver(message.body, message.buffers))
-            case t.InputReply(execution_id=execution_id):
+            case t.InputReply(execution_id=execution_id) | s.TurnGranted(execution_id=execution_id):
                 if self._is_running and execution_id == self._execution:
                     self._to_worker(framing.pack(framing.encode(message.body, message.buffers)))
             case m.Stop(execution_id=execution_id, kill=kill):

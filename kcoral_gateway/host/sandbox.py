@@ -24,6 +24,7 @@ from kcoral_magic.errors import SandboxUnavailable
 
 WORKSPACE = "/workspace"
 LIBRARY = "/run/kcoral/lib"  # where our two packages are inside, if the interpreter has no copy of its own
+BLOBS = "/run/kcoral/blobs"  # the principal's files, for programs
 _INNER_ID = 1000
 
 # Denied with EPERM. mount and namespaces: ways out of the layout. keyctl, bpf, perf, io_uring, userfaultfd: kernel
@@ -104,6 +105,9 @@ def options(spec: HostSpec) -> list[str]:
     nodes = devices.nodes(spec.devices)
     for node in nodes:  # after --dev; a plain bind would keep nodev (facts, section 1.4)
         args += ["--dev-bind", node, node]
+    if spec.is_for_programs and spec.folder:
+        # Read-only, so that no program changes what a later one gets; the folder can be passed through, not listed.
+        args += [*_parents(f"{BLOBS}/x", set()), "--ro-bind", spec.folder, BLOBS]
     if nodes:
         args += ["--ro-bind", "/sys", "/sys"]  # without it cuInit answers 304
     for name, value in environment(spec).items():
@@ -210,10 +214,12 @@ def command(spec: HostSpec, channel: int, fault: int) -> list[str]:
     limits: dict[str, int] = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": spec.limits.open_files}
     if spec.level != "none":
         limits["RLIMIT_NPROC"] = spec.limits.processes
+    blobs = BLOBS if spec.level != "none" else spec.folder
+    programs = f", {blobs!r}" if spec.is_for_programs else ""
     library = LIBRARY if spec.level != "none" else str(Path(__file__).resolve().parents[2])
     start = (
         f"import sys; sys.path.append({library!r}); "
-        f"from kcoral_gateway.worker.main import main; main({channel}, {fault}, {limits!r})"
+        f"from kcoral_gateway.worker.main import main; main({channel}, {fault}, {limits!r}{programs})"
     )
     python = [_entry(spec.python), "-I", "-c", start]
     if spec.level != "strict":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -22,6 +23,7 @@ from kcoral_magic.errors import CapacityExceeded, NotFoundError, ValueRefused
 TRANSIT_S = 3600.0  # as long as a client may be away
 PART = ".part"
 _READ_BYTES = 1024 * 1024
+_RESERVED_BYTES = 4 * 1024 * 1024  # ahead of what has come: the limit is looked at in such steps
 
 
 def hasher(digest: str) -> Any:
@@ -44,7 +46,9 @@ class Artifacts:
         """Where a principal's blobs are; a principal's name may hold what a file name may not."""
         folder = self._root / hashlib.sha256(principal.encode()).hexdigest()[:16]
         if folder not in self._counted:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o711)  # programs read files here, under a user id of their own
             self._count(folder)
         return folder
 
@@ -69,6 +73,14 @@ class Artifacts:
         except FileNotFoundError:
             return 0
         return here if here <= size else 0  # of another size than it is said to have now: begin anew
+
+    def has(self, principal: str, digest: str) -> bool:
+        """Whether a whole blob is here; it counts as used now."""
+        try:
+            os.utime(self.folder(principal) / digest)
+        except FileNotFoundError:
+            return False
+        return True
 
     def append(self, principal: str, digest: str, size: int, offset: int, data: memoryview) -> int:
         """Add the bytes from ``offset`` on; how many are here then. A repeat changes nothing.
@@ -126,7 +138,12 @@ class Artifacts:
         if computed.hexdigest() != digest.partition("-")[2]:
             self._remove(folder, digest)
             raise ValueRefused("the bytes that came are not those of their digest: they were damaged on the way")
+        os.chmod(part, 0o444)
         os.replace(part, folder / digest)
+
+    def intake(self, principal: str, digest: str) -> Intake:
+        """A file of unknown size that arrives in one stream."""
+        return Intake(self, self.folder(principal), digest)
 
     def take_in(self, principal: str, digest: str, size: int) -> None:
         """A worker host begins to write a blob of results into the folder: count it.
@@ -236,6 +253,62 @@ class Artifacts:
         folder = self.folder(principal)
         self._recount(folder)
         return self._used(folder), self._limit_bytes
+
+
+class Intake:
+    """A file on its way in. It is nobody's until its digest holds."""
+
+    def __init__(self, artifacts: Artifacts, folder: Path, digest: str) -> None:
+        self._artifacts = artifacts
+        self._folder = folder
+        self._digest = digest
+        self._key = f"intake-{secrets.token_hex(8)}"  # two may come at once, and one may be false
+        self._path = folder / (self._key + PART)
+        self._file = self._path.open("wb", buffering=0)
+        self._hasher = hasher(digest)
+        self._reserved = 0
+        self.size = 0
+
+    def write(self, data: memoryview) -> None:
+        """The next bytes.
+
+        Raises:
+            CapacityExceeded: The principal's limit or the disk leaves no room.
+        """
+        self.size += data.nbytes
+        if self.size > self._reserved:
+            self._reserved = self.size + _RESERVED_BYTES
+            before = self._artifacts._counted[self._folder].get(self._key, 0)
+            self._artifacts._make_room(self._folder, self._artifacts._on_disk(self.size) - before, self._digest)
+            self._artifacts._counted[self._folder][self._key] = self._artifacts._on_disk(self._reserved)
+        self._hasher.update(data)
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            raise CapacityExceeded(f"the gateway cannot store it: {error.strerror}") from None
+
+    def finish(self) -> None:
+        """All bytes are here.
+
+        Raises:
+            ValueRefused: They are others than the digest says.
+        """
+        if self._hasher.hexdigest() != self._digest.partition("-")[2]:
+            self.abort()
+            raise ValueRefused("the bytes that came are not those of their digest")
+        self._file.close()
+        os.chmod(self._path, 0o444)
+        os.replace(self._path, self._folder / self._digest)
+        counted = self._artifacts._counted[self._folder]
+        counted.pop(self._key, None)
+        counted[self._digest] = self._artifacts._on_disk(self.size)
+
+    def abort(self) -> None:
+        """Nothing of it stays."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+        self._artifacts._counted[self._folder].pop(self._key, None)
 
 
 def _size(count: int) -> str:

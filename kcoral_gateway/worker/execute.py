@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import mmap
 import os
 import sys
@@ -15,11 +13,11 @@ from typing import Any
 from IPython.core.interactiveshell import ExecutionResult
 from traitlets.config import Config
 
-from kcoral_gateway.worker import cuda
+from kcoral_gateway.worker import cuda, results
 from kcoral_gateway.worker.files import Workspace
 from kcoral_gateway.worker.inbox import Inbox
 from kcoral_gateway.worker.interrupts import Interrupts
-from kcoral_gateway.worker.names import INLINE_BYTES, SessionNames
+from kcoral_gateway.worker.names import SessionNames
 from kcoral_gateway.worker.output import Output
 from kcoral_gateway.worker.reload import Modules
 from kcoral_gateway.worker.shell import Shell
@@ -29,8 +27,6 @@ from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.protocol import transfers as t
 from kcoral_magic.values import codec
-
-_PART_BYTES = 1024 * 1024  # after each, an interrupt is taken
 
 
 class Executor:
@@ -63,10 +59,10 @@ class Executor:
                 self._output.send(self._run(message.body, message.buffers))
             case t.FilePart():
                 self._workspace.part(message.body, message.buffers[0])
-            case t.Supplied() | t.InputReply() | t.Spool():  # for a body that has been interrupted meanwhile
-                self._inbox.drop_descriptors()
             case m.Shutdown():
                 return False
+            case _:  # for a body that has been interrupted meanwhile
+                self._inbox.drop_descriptors()
         return True
 
     def _run(self, run: m.Run, buffers: Sequence[framing.Buffer]) -> m.Ended:
@@ -180,32 +176,13 @@ class Executor:
     def _send_back(self, wants: Sequence[t.Wanted], peer: m.Peer) -> None:
         shell = self._shell
         packed, problems = self._names.returned(wants, peer, lambda text: shell.ev(text))  # type: ignore[no-untyped-call]
-        parcel = packed.parcel
         told = tuple((name, text) for name, text in problems.items())
-        if parcel.size <= INLINE_BYTES:
-            self._output.send(t.Returned(parcel.digest(), parcel.size, told), (parcel.joined(),))
-            return
-        self._output.send(t.Returned(parcel.digest(), parcel.size, told))
-        while not isinstance(self._inbox.next().body, t.Spool):
-            self._inbox.drop_descriptors()  # of a body that has been interrupted before
-        descriptor = self._inbox.descriptor()
-        if descriptor is None:
-            raise ValueRefused("the gateway's disk takes no results")
-        with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb", buffering=0) as spool:
-            for segment in parcel.segments:  # refused ones break off: the gateway has said why
-                for start in range(0, segment.nbytes, _PART_BYTES):
-                    _write_all(spool, segment[start : start + _PART_BYTES])
-        self._output.send(t.Written())
+        results.send(self._output, self._inbox, packed.parcel.digest(), packed.parcel.segments, told)
 
 
 _INPUTS_KEPT = 20  # cells whose source a session knows as _iN; ``In`` has all of them
 _NAMED = 200  # names asked for or told of in one event: its head is bounded
 _EMPTY = t.read_manifest(b"")
-
-
-def _write_all(file: io.FileIO, data: memoryview) -> None:
-    while data:
-        data = data[file.write(data) :]
 
 
 def _blank_lines(source: str) -> int:

@@ -20,7 +20,6 @@ from kcoral_magic.protocol import transfers as t
 from kcoral_magic.values import codec
 from kcoral_magic.values.digest import digest, shown
 
-INLINE_BYTES = 256 * 1024  # a larger parcel of results goes in pieces beside the events
 _NAMES = 1500  # of a session that are told of; their message is a head, and bounded
 _TEXT = 1000  # characters of one problem
 

@@ -15,7 +15,7 @@ from kcoral_magic.display import html, mime
 from kcoral_magic.display.terminal import Live, Plain, Screen
 from kcoral_magic.errors import ProtocolError
 from kcoral_magic.kernel.surface import Surface
-from kcoral_magic.protocol import bundle
+from kcoral_magic.protocol import bundle, steps
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.protocol import transfers as t
 
@@ -112,7 +112,7 @@ class Relay:
                 self._wait(f"{what} {html.bar(done, size)} {html.size(done)} of {html.size(size)}", is_anew=True)
             case t.Bound(names=names):
                 self._bound(names)
-            case m.CaughtUp() | t.Want() | t.Returned() | t.Names() | t.InputRequest():
+            case m.CaughtUp() | t.Want() | t.Returned() | t.Names() | t.InputRequest() | steps.Step() | steps.Failed():
                 pass
             case m.Error() | m.Finished():
                 self._output_begins()

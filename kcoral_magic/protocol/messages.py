@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from kcoral_magic.protocol.steps import Failed, RunProgram, Step, Turn, TurnAsked, TurnGranted
 from kcoral_magic.protocol.transfers import (
     Bound,
     Chunk,
@@ -255,6 +256,8 @@ EventBody = (
     | Returned
     | Names
     | InputRequest
+    | Step
+    | Failed
     | Error
     | Finished
 )
@@ -269,6 +272,8 @@ class Execute(Wire, frozen=True):
 
     ``namespace`` is the one of the session's last ``Finished``, for a session that the client has run something in: if
     it is another by now, the execution says that state was lost.
+
+    ``is_alone``: it has a session of its own, which ends with it. A program (its source is JSON) is always alone.
     """
 
     execution_id: ExecutionId
@@ -280,6 +285,8 @@ class Execute(Wire, frozen=True):
     is_fresh: bool = False
     namespace: Short = ""
     peer: Peer = Peer()
+    kind: Literal["cell", "program"] = "cell"
+    is_alone: bool = False
 
 
 class Attach(Wire, frozen=True):
@@ -509,8 +516,8 @@ class Replace(Wire, frozen=True):
     message: Text
 
 
-ToHost = Run | Deliver | InputReply | Stop | Shutdown
-FromHost = HostHello | HostReady | Emit | Gone | Replace
+ToHost = Run | RunProgram | TurnGranted | Deliver | InputReply | Stop | Shutdown
+FromHost = HostHello | HostReady | Emit | TurnAsked | Gone | Replace
 
 # ── Host ⇄ worker ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -529,7 +536,7 @@ class Ended(Wire, frozen=True):
     poison: Text = ""
 
 
-ToWorker = FilePart | Run | Supplied | Spool | InputReply | Shutdown
+ToWorker = FilePart | Run | RunProgram | TurnGranted | Supplied | Spool | InputReply | Shutdown
 FromWorker = (
     Ready
     | Drain
@@ -542,6 +549,9 @@ FromWorker = (
     | Returned
     | Names
     | InputRequest
+    | Step
+    | Failed
+    | Turn
     | Error
     | Ended
 )

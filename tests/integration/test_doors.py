@@ -36,7 +36,7 @@ def test_health_says_ok_to_strangers_and_more_to_those_who_may_know(gateway: Gat
     assert _get(gateway, Authorization="Bearer kcoral_wrong") == (200, {"status": "ok"})
     status, details = _get(gateway, Authorization=f"Bearer {token}")
     assert status == 200
-    assert (details["gpus"], details["is_simulated"]) == (2, True)
+    assert (details["gpu_count"], details["is_simulated"]) == (2, True)
 
 
 def test_foreign_hosts_and_origins_are_refused_on_every_path(gateway: GatewayProcess, token: str) -> None:
