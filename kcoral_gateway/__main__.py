@@ -6,15 +6,17 @@ import argparse
 import asyncio
 import gc
 import logging
+import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 from kcoral_gateway.auth import TokenStore
-from kcoral_gateway.config import Config, GiB, Limits, default_state_dir
+from kcoral_gateway.config import Config, GiB, Limits, default_cpu_workers, default_state_dir
 from kcoral_magic.errors import KCoralError
 from kcoral_magic.protocol import __version__
+from kcoral_magic.protocol.wire import is_session_name
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,8 +27,8 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command")
     serve = commands.add_parser("serve", help="serve clients (the default)")
     serve.add_argument("--state", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    _serve_options(top, "allow_host")
-    _serve_options(serve, "allow_host_too")  # else the second list would replace the first
+    _serve_options(top, "allow_host", "pythons")
+    _serve_options(serve, "allow_host_too", "pythons_too")  # else the second list would replace the first
     token = commands.add_parser("token", help="who may come in").add_subparsers(dest="action", required=True)
     token.add_parser("add", help="make a token; it is shown once").add_argument("name")
     token.add_parser("list", help="names and ids of all tokens")
@@ -35,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _serve_options(to: argparse.ArgumentParser, allow_host: str) -> None:
+def _serve_options(to: argparse.ArgumentParser, allow_host: str, pythons: str) -> None:
     # SUPPRESS: an option not given to `serve` must not overwrite one given before it.
     add = to.add_argument
     add("--host", default=argparse.SUPPRESS, help="address to listen on (127.0.0.1); 'none': the unix socket only")
@@ -53,6 +55,29 @@ def _serve_options(to: argparse.ArgumentParser, allow_host: str) -> None:
     )
     add("--sandbox", choices=["auto", "strict", "user", "none"], default=argparse.SUPPRESS, help="isolation (auto)")
     add("--simulate-gpus", type=_number(0, 1024), metavar="N", default=argparse.SUPPRESS, help="pretend to have N GPUs")
+    add(
+        "--python",
+        action="append",
+        type=_environment,
+        dest=pythons,
+        metavar="NAME=PATH",
+        default=argparse.SUPPRESS,
+        help="another interpreter for sessions to choose, with ipython, msgspec, cloudpickle, xxhash; repeatable",
+    )
+    add(
+        "--cpu-workers",
+        type=_number(1, 10_000),
+        metavar="N",
+        default=argparse.SUPPRESS,
+        help="programs and functions at once that have no GPU (twice the cores)",
+    )
+    add(
+        "--gpu-workers",
+        type=_number(1, 1024),
+        metavar="N",
+        default=argparse.SUPPRESS,
+        help="programs at once for each GPU, of which one computes (8)",
+    )
     add("--memory-gib", type=_positive, metavar="GIB", default=argparse.SUPPRESS, help="memory of one worker (16)")
     add("--workspace-gib", type=_positive, metavar="GIB", default=argparse.SUPPRESS, help="files of one session (8)")
     add("--cache-gib", type=_positive, metavar="GIB", default=argparse.SUPPRESS, help="files kept for each user (50)")
@@ -73,6 +98,15 @@ def _number(least: int, most: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _environment(text: str) -> tuple[str, str]:
+    name, _, path = text.partition("=")
+    if not is_session_name(name) or not os.path.isabs(path):
+        raise argparse.ArgumentTypeError(f"as in torch=/opt/torch/bin/python, got {text!r}")
+    if not os.access(path, os.X_OK) or os.path.isdir(path):
+        raise argparse.ArgumentTypeError(f"{path} is no program that can be run")
+    return name, path
 
 
 def _positive(text: str) -> float:
@@ -99,7 +133,10 @@ def config_of(options: argparse.Namespace) -> Config:
         allowed_hosts=(*given.get("allow_host", ()), *given.get("allow_host_too", ())),
         sandbox=given.get("sandbox", "auto"),
         simulate_gpus=given.get("simulate_gpus", 0),
+        pythons=(*given.get("pythons", ()), *given.get("pythons_too", ())),
         is_embedded=given.get("embedded", False),
+        cpu_workers=given.get("cpu_workers", default_cpu_workers()),
+        gpu_workers=given.get("gpu_workers", 8),
         artifact_bytes=int(given.get("cache_gib", 50.0) * GiB),
         limits=Limits(
             memory_bytes=int(given["memory_gib"] * GiB) if "memory_gib" in given else limits.memory_bytes,

@@ -75,6 +75,7 @@ class Config:
     sandbox: Level | Literal["auto"] = "auto"
     simulate_gpus: int = 0
     is_embedded: bool = False
+    pythons: tuple[tuple[str, str], ...] = ()  # interpreter environments by name, beside the gateway's own
     limits: Limits = field(default_factory=Limits)
     uid_base: int = 300_000  # above what distributions give to people and services
     disconnect_s: float = 3600.0
@@ -84,7 +85,7 @@ class Config:
     stream_bytes: int = 256 * MiB  # of one execution's text kept in full
     tail_bytes: int = 16 * MiB  # of what comes after
     max_sessions: int = 64  # of one principal
-    cpu_workers: int = field(default_factory=lambda: max(4, 2 * (os.cpu_count() or 1)))  # places without a GPU
+    cpu_workers: int = field(default_factory=lambda: default_cpu_workers())  # places without a GPU
     gpu_workers: int = 8  # places for each GPU: what has the turn computes, the others load and compile
     max_queued: int = 1000  # executions of one session
     artifact_bytes: int = 50 * GiB  # files and values on their way, of one principal
@@ -120,6 +121,11 @@ class Config:
     def run_path(self) -> Path:
         """What says how to reach a running gateway: address and process id, 0600."""
         return self.state_dir / "gateway.json"
+
+
+def default_cpu_workers() -> int:
+    """Twice the cores, since some wait; on a small machine four."""
+    return max(4, 2 * (os.cpu_count() or 1))
 
 
 def default_state_dir() -> Path:

@@ -14,12 +14,14 @@ _PUBLIC = {
     "AsyncClient": "kcoral_magic.client.aio",
     "Client": "kcoral_magic.client.sync",
     "KCoralError": "kcoral_magic.errors",
+    "Program": "kcoral_magic.client.program",
     "RemoteError": "kcoral_magic.errors",
 }
 __all__ = [
     "AsyncClient",
     "Client",
     "KCoralError",
+    "Program",
     "RemoteError",
     "__version__",
     "load_ipython_extension",
@@ -28,6 +30,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from kcoral_magic.client.aio import AsyncClient
+    from kcoral_magic.client.program import Program
     from kcoral_magic.client.sync import Client
     from kcoral_magic.errors import KCoralError, RemoteError
 

@@ -53,7 +53,8 @@ class GatewayProcess:
         gpus: int = 2,
     ) -> None:
         self.state = state
-        self.principals: set[str] = set()  # each may have one spare worker
+        self.principals: set[str] = set()  # each may have ``spares`` spare workers
+        self.spares = 1
         self._command = [*prefix, python, "-m", "kcoral_gateway", "--state", str(state), "--port", "0", *options]
         self._token_command = self._command[: self._command.index("--port")]
         if gpus:

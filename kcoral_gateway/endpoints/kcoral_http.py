@@ -164,11 +164,9 @@ class KCoralHttp:
 
     def _start(self, made: program.Program, source: bytes, principal: str) -> Execution:
         options = made.options
-        has_gpus = bool(self._service.gpus(principal)[0])
-        gpus = _or(options.gpu_count, 1 if has_gpus and not made.needs_no_gpu else 0)
         message = m.Execute(
             uuid.uuid4().hex,
-            m.SessionAsk("", gpus),
+            m.SessionAsk("", _or(options.gpu_count, None)),
             timeout_s=min(_or(options.timeout_seconds, _TIMEOUT_S), _MAX_TIMEOUT_S),
             queue_timeout_s=_QUEUE_S,
             kind="program",
@@ -231,7 +229,7 @@ class KCoralHttp:
         if watched.gpus:
             result |= {"gpu_ids": [gpu.index for gpu in watched.gpus], "gpu_count": len(watched.gpus)}
         if finished.status != "ok":
-            result["error"] = watched.error(execution)
+            result["error"] = watched.error()
         if not made.parts:
             self._drop(principal, watched)
             return JSONResponse(result)

@@ -74,15 +74,9 @@ class Watched:
             case _:
                 pass
 
-    def error(self, execution: Execution) -> dict[str, Any]:
+    def error(self) -> dict[str, Any]:
         """Why it failed, attributed to the instruction, as KCoral's clients expect it."""
-        failed = self.failed
-        if failed is None:  # its worker was lost, or it was interrupted
-            step = execution.step or steps.Step(0, "")
-            text = f"the worker ended while it executed the instruction: {self.finished.message}"
-            if self.finished.status == "interrupted":
-                text = "the program was interrupted"
-            failed = steps.Failed("runtime", step.index, step.op, step.instruction_id, text)
+        failed = self.failed or steps.Failed("engine", 0, "", "", self.finished.message)
         return {
             "kind": failed.kind,
             "message": failed.message,

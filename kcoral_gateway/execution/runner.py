@@ -385,8 +385,11 @@ class Runner:
             if execution is not None and execution.is_sent and not execution.journal.is_finished:
                 _log.info("worker lost", extra={"execution": execution.execution_id, "cause": worker.gone})
                 if execution.has_timed_out:
-                    execution.finish("failed", "timeout", _timeout_text(execution, killed=True))
+                    text = _timeout_text(execution, killed=True)
+                    execution.blame("timeout", text)
+                    execution.finish("failed", "timeout", text)
                 else:
+                    execution.blame("runtime", f"the worker ended while it executed the instruction: {worker.gone}")
                     execution.finish("failed", "lost", f"{worker.gone}; {_what_is_lost(execution)}")
 
     def _take(self, execution_id: str, body: m.EventBody, buffers: tuple[framing.Buffer, ...]) -> None:
@@ -400,6 +403,8 @@ class Runner:
             self._watch_want(execution)
         elif isinstance(body, steps.Step):
             execution.step = body
+        elif isinstance(body, steps.Failed):
+            execution.has_failed = True
         elif isinstance(body, t.InputRequest) and (session := self._session_of(execution)) is not None:
             session.waits_since_s = time.monotonic()
         if isinstance(body, t.Returned) and body.blob is not None:
@@ -449,7 +454,11 @@ class Runner:
             text = f"{cut} displays and results were left out: {kept} MiB of them are kept of a cell"
             execution.emit(m.Notice("displays_cut", text))
         if execution.has_timed_out and body.status == "interrupted":
-            body = m.Finished("failed", body.elapsed_ms, "timeout", _timeout_text(execution, killed=False))
+            text = _timeout_text(execution, killed=False)
+            execution.blame("timeout", text)
+            body = m.Finished("failed", body.elapsed_ms, "timeout", text)
+        elif body.status == "interrupted":
+            execution.blame("runtime", "the program was interrupted")
         execution.emit(body)
         if not execution.done.done():
             execution.done.set_result(None)

@@ -6,9 +6,12 @@ What a client sees of an execution is its journal only; running it is the ``Runn
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
 from logging import getLogger
+
+import msgspec
 
 from kcoral_gateway.config import Config
 from kcoral_gateway.engines.base import Engine
@@ -102,8 +105,9 @@ class Service:
         execution.manifest, execution.parcel, execution.wants = manifest, parcel, asked.wants
         execution.format, execution.times.taken_s = returns, time.monotonic()
         try:
-            if message.kind == "program":
-                self._check_program(principal, source)
+            if message.kind == "program" and self._check_program(principal, source).needs_no_gpu:
+                ask = msgspec.structs.replace(message.session, gpus=message.session.gpus or 0)
+                message = msgspec.structs.replace(message, session=ask)
             self._check_files(principal, asked)
             session = self._session(principal, client, message)
         except KCoralError as error:
@@ -131,7 +135,7 @@ class Service:
         self._check_files(principal, t.read_manifest(files))
         self._to_worker(principal, message.execution_id, deliver, (bytes(files), bytes(parcel)))
 
-    def _check_program(self, principal: str, source: bytes) -> None:
+    def _check_program(self, principal: str, source: bytes) -> program.Program:
         """Nothing of a program runs that breaks a rule, or whose blobs are not here.
 
         Raises:
@@ -145,6 +149,7 @@ class Service:
             if isinstance(instruction, program.UploadTensor) and size != instruction.size:
                 due = f"{instruction.size} bytes by its dtype and shape"
                 raise ProgramInvalid(f"tensor {instruction.id!r:.80} has {due}, its blob has {size}")
+        return made
 
     def _check_files(self, principal: str, manifest: t.Manifest) -> None:
         for file in manifest.files:
@@ -194,6 +199,7 @@ class Service:
         name = ask.name or f"~{client.client_id}"
         capacity = len(self._engine.devices)
         gpus = self._count(ask.gpus)
+        python = self._python(ask.python)
         is_for_programs = message.kind == "program"
         is_alone = message.is_alone or is_for_programs
         if is_alone:
@@ -207,13 +213,26 @@ class Service:
             session.is_alone, session.is_for_programs = is_alone, is_for_programs
             if self._config.is_embedded and client.executable:
                 session.python = client.executable  # the map: on the user's own gateway, the kernel's interpreter
+            session.python = python or session.python
             self._sessions[principal, name] = session
             self._runner.open(session)
-        elif session.reshape(gpus):
+        elif session.reshape(gpus, python):
             self._runner.unplace(session)
         if session.gpus is None:
             session.gpus = min(1, capacity)
         return session
+
+    def _python(self, name: str) -> str:
+        """The interpreter that a name means; empty for none asked for."""
+        known = dict(self._config.pythons)
+        if not name or name in known:
+            return known.get(name, "")
+        if self._config.is_embedded and os.path.isabs(name):
+            if os.access(name, os.X_OK) and not os.path.isdir(name):
+                return name
+            raise NotFoundError(f"{name} is no interpreter that can be run")
+        has = ", ".join(known) or "only its own; kcoral-gateway --python NAME=PATH adds one"
+        raise NotFoundError(f"there is no interpreter environment {name!r:.80}, this gateway has {has}")
 
     def _count(self, gpus: Gpus) -> int | None:
         """How many GPUs an ask means; what can never be is refused before anything is thrown away for it."""

@@ -96,6 +96,7 @@ class Execution:
     namespace: str = ""  # of the session's worker that it ran in
     format: steps.Format = "values"  # of what a program returns
     step: steps.Step | None = None  # the instruction that a program was at last
+    has_failed: bool = False  # it has told which instruction did
     clock: Clock = field(default_factory=lambda: Clock(None, lambda: None))
     times: Times = field(default_factory=Times)
 
@@ -109,6 +110,13 @@ class Execution:
         self.journal.append(body, buffers)
         for wake in self.watchers:
             wake()
+
+    def blame(self, kind: steps.ErrorKind, message: str) -> None:
+        """Tell which instruction a program was at when it ended without telling."""
+        if self.step is not None and not self.has_failed:
+            self.emit(
+                steps.Failed(kind, self.step.index, self.step.op, self.step.instruction_id, message[:_MESSAGE_CHARS])
+            )
 
     def finish(
         self, status: Literal["ok", "error", "interrupted", "failed"], code: str = "", message: str = ""
@@ -187,6 +195,10 @@ class Session:
         """What people call it; a client's own session has no name."""
         return self.name if self.is_named else ""
 
+    @property
+    def _called(self) -> str:
+        return f"session {self.name!r}" if self.is_named else "this notebook's session"
+
     def info(self, now: float) -> m.SessionInfo:
         """As its principal sees it; ``now`` is monotonic."""
         idle_s: float | None = max(0.0, now - (self.idle_since_s or now))
@@ -202,21 +214,26 @@ class Session:
             idle_s,
         )
 
-    def reshape(self, gpus: int | None) -> bool:
+    def reshape(self, gpus: int | None, python: str = "") -> bool:
         """Take an explicit shape. Whether the placement must change.
 
         Raises:
             SessionShapeError: It has another shape and holds state.
         """
+        if python and python != self.python:
+            if self.has_state or self.current is not None or self.queue:
+                text = f"{self._called} runs on {self.python}: use --session NAME for another one beside it"
+                raise SessionShapeError(text)
+            self.python = python
         if gpus is None or gpus == self.gpus:
             return False
         if self.gpus is None:
             self.gpus = gpus
             return False
         if self.has_state or self.current is not None or self.queue:
-            name = f"session {self.name!r}" if self.is_named else "this notebook's session"
+            has = f"{self.gpus} GPU{'s' if self.gpus != 1 else ''}"
             raise SessionShapeError(
-                f"{name} holds state on {self.gpus} GPU{'s' if self.gpus != 1 else ''}, the cell asks for {gpus}: "
+                f"{self._called} holds state on {has}, the cell asks for {gpus}: "
                 f"use --session NAME for another one beside it, or %kcoral restart --gpus {gpus} to begin anew"
             )
         self.gpus = gpus

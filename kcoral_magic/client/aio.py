@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
@@ -26,7 +26,9 @@ from kcoral_magic.client import exchange
 from kcoral_magic.client.blobs import Blobs
 from kcoral_magic.client.execution import AsyncExecution, Own, new_id
 from kcoral_magic.client.files import FileSet
+from kcoral_magic.client.program import Program
 from kcoral_magic.client.results import Output, Progress, Reconnected, Reconnecting, Result
+from kcoral_magic.client.returned import ProgramResult, result_of
 from kcoral_magic.client.transport import Transport
 from kcoral_magic.errors import GatewayUnreachable, KCoralError, ProtocolError, UsageError, ValueRefused, from_code
 from kcoral_magic.protocol import PRODUCT, framing
@@ -34,6 +36,9 @@ from kcoral_magic.protocol import connection as c
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.protocol import transfers as t
 from kcoral_magic.protocol.wire import is_session_name
+
+if TYPE_CHECKING:
+    from kcoral_magic.client.functions import AsyncRemoteFunction
 
 EVERYTHING = m.View()
 # What a notebook shows of a flood; %kcoral output fetches the rest.
@@ -147,15 +152,86 @@ class AsyncClient:
             await transport.close()
         self._give_up(GatewayUnreachable("this client has left; the cell may go on there"))
 
-    def session(self, name: str = "", *, gpus: int | Literal["all"] | None = None) -> AsyncSession:
+    def session(
+        self, name: str = "", *, gpus: int | Literal["all"] | None = None, python: str | None = None
+    ) -> AsyncSession:
         """A session of this client. ``""`` is the client's own, which ends with it.
+
+        Args:
+            gpus: How many, fixed by its first cell.
+            python: One of the gateway's interpreter environments, by name; its own by default.
 
         Raises:
             UsageError: The name is malformed.
         """
         if name and not is_session_name(name):
             raise UsageError(f"a session's name is 1–64 of letters, digits, '.', '_' and '-', got {name!r}")
-        return AsyncSession(self, m.SessionAsk(name, gpus))
+        return AsyncSession(self, m.SessionAsk(name, gpus, python or ""))
+
+    async def execute(
+        self, program: Program, *, on_output: Callable[[Output], None] | None = None, **options: Any
+    ) -> ProgramResult:
+        """Run a program to its end; ``options`` are those of ``submit``, ``on_output`` is called as outputs come.
+
+        Raises:
+            KCoralError: It did not run. One that ran and failed has an ``error`` in its result.
+        """
+        execution = await self.submit(program, **options)
+        async for output in execution:
+            if on_output is not None:
+                on_output(output)
+        return result_of(program, execution.collector)
+
+    async def submit(
+        self,
+        program: Program,
+        *,
+        gpu_count: int | None = None,
+        python: str | None = None,
+        timeout_s: float | None = None,
+        queue_timeout_s: float | None = None,
+        view: m.View = EVERYTHING,
+        execution_id: str | None = None,
+        sink: Callable[[Output], None] | None = None,
+    ) -> AsyncExecution:
+        """Send a program, less what the gateway has of its blobs.
+
+        Args:
+            gpu_count: 1 to 8, all of them visible to the one worker; one by default where there are any and an
+                instruction may use it.
+            python: As for ``session``.
+            timeout_s, queue_timeout_s, view, execution_id: As for ``AsyncSession.execute``.
+
+        Raises:
+            ProgramInvalid: It is empty.
+            KCoralError: A blob cannot be sent.
+        """
+        source = program.source()
+        wanted = [(f"sha256-{blob.digest}", blob) for blob in program.blobs.values()]
+        held = await self.blobs.held([(digest, blob.size) for digest, blob in wanted]) if wanted else ()
+        for (digest, blob), offset in zip(wanted, held, strict=True):
+            if offset < blob.size or not blob.size:
+                await self.blobs.upload(digest, blob.size, blob.pieces)
+        message = m.Execute(
+            execution_id or new_id(),
+            m.SessionAsk("", gpu_count, python or ""),
+            view=view,
+            timeout_s=timeout_s,
+            queue_timeout_s=queue_timeout_s,
+            peer=m.Peer(exchange.PYTHON, self.target.is_trusted),
+            kind="program",
+        )
+        wants = frozenset(f"return:{index}" for index in program.keys)
+        execution = AsyncExecution(self, message.execution_id, sink, Own(exchange.Belief(), None, wants))
+        await self._submit(execution, message, source)
+        return execution
+
+    def function(self, **options: Any) -> Callable[[Callable[..., Any]], AsyncRemoteFunction]:
+        """As ``Client.function``; ``remote``, ``spawn`` and jobs are awaited."""
+        from kcoral_magic.client.functions import AsyncRemoteFunction, Options
+
+        made = Options(**options)
+        return lambda function: AsyncRemoteFunction(self, function, made)
 
     async def sessions(self) -> tuple[m.SessionInfo, ...]:
         """The principal's sessions."""
@@ -370,6 +446,7 @@ class AsyncSession:
         timeout_s: float | None = None,
         queue_timeout_s: float | None = None,
         is_fresh: bool = False,
+        is_alone: bool = False,
         execution_id: str | None = None,
         sink: Callable[[Output], None] | None = None,
         send: Mapping[str, Any] | None = None,
@@ -387,7 +464,8 @@ class AsyncSession:
             place: Where it stands in a notebook, for its tracebacks.
             timeout_s: Interrupt it then, kill it 5 s later; counted from its start.
             queue_timeout_s: Give up if no GPUs are free by then.
-            is_fresh: Run in a new worker that is thrown away after.
+            is_fresh: Run in a new worker on the session's GPUs that is thrown away after.
+            is_alone: Run in a session of its own, of the shape of this one, that ends with it; many run at once.
             execution_id: A new id of the caller's making; sent twice, it runs once.
             send: Values by name that the session takes in any case.
             offer: Values that it takes if it lacks them, or has them from here and unchanged.
@@ -402,7 +480,7 @@ class AsyncSession:
             ValueRefused: A value of ``send`` cannot travel; the message names the part that cannot.
         """
         client = self._client
-        belief = exchange.Belief() if is_fresh else client.belief(self.name)
+        belief = exchange.Belief() if is_fresh or is_alone else client.belief(self.name)
         wished = exchange.wanted(wants)
         if out is None and (send or offer):
             out = await asyncio.to_thread(exchange.outgoing, send or {}, offer or {})
@@ -427,6 +505,7 @@ class AsyncSession:
             is_fresh,
             belief.namespace,
             m.Peer(exchange.PYTHON, client.target.is_trusted, allows_input),
+            is_alone=is_alone,
         )
         execution = AsyncExecution(
             client,

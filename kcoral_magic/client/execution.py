@@ -72,7 +72,7 @@ class AsyncExecution:
         self._queue: asyncio.Queue[Output] = asyncio.Queue()
         self._sink = sink or self._queue.put_nowait
         wants = own.wants if own is not None else frozenset()
-        self._collector = Collector(execution_id, takes_pickles=client.target.is_trusted, wants=wants)
+        self.collector = Collector(execution_id, takes_pickles=client.target.is_trusted, wants=wants)
         self._unacked_bytes = 0
         self._is_told = False  # its ``Finished`` has come
         self._is_read = False  # its reader has the last output
@@ -201,7 +201,7 @@ class AsyncExecution:
         while not self._is_read:
             output = await self._queue.get()
             self._is_read = is_last(output, is_own=self.is_own)
-            self._collector.take(output)
+            self.collector.take(output)
             self._unacked_bytes += output.size
             if self._unacked_bytes >= ACK_BYTES:
                 size, self._unacked_bytes = self._unacked_bytes, 0
@@ -217,14 +217,14 @@ class AsyncExecution:
         """
         async for _ in self:
             pass
-        error = self._collector.exception()
+        error = self.collector.exception()
         if isinstance(error, StopIteration | StopAsyncIteration):  # a coroutine may not raise these
             named = RemoteError(type(error).__name__, str(error))
             vars(named).update(vars(error))
             raise named
         if error is not None:
             raise error
-        return self._collector.collected()
+        return self.collector.collected()
 
     async def interrupt(self, *, kill: bool = False) -> None:
         """One press of stop; with ``kill`` the end of the worker and its session's state."""

@@ -1,4 +1,4 @@
-"""``@client.function(gpus=1)``: a function of this program that runs in a session, with its arguments and its result.
+"""``@client.function(gpus=1)``: a function of this program that runs elsewhere, with its arguments and its result.
 
 The function travels as any value does, with the globals that it reads; a function of a module beside the program brings
 the module's file. Without a session each call runs in a worker that nobody has used, and that is thrown away after.
@@ -6,44 +6,55 @@ the module's file. Without a session each call runs in a worker that nobody has 
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from kcoral_magic.client.files import Digests, FileSet
-from kcoral_magic.client.results import Output, Result
+from kcoral_magic.client.results import Result
 from kcoral_magic.client.sources import Sources
 from kcoral_magic.errors import UsageError
 from kcoral_magic.names.reach import code_names, codes_of, imported, reached
 from kcoral_magic.protocol import messages as m
 
 if TYPE_CHECKING:
-    from kcoral_magic.client.sync import Client, Execution, Session
+    from kcoral_magic.client.aio import AsyncClient, AsyncExecution
+    from kcoral_magic.client.sync import Client, Execution
 
+T = TypeVar("T")
 # Names of the session that a call uses; the underscores keep them out of what the session tells of itself.
 _FUNCTION, _ARGUMENTS, _KEYWORDS, _RESULT = "__kcoral_function", "__kcoral_args", "__kcoral_kwargs", "__kcoral_result"
-_SOURCE = f"{_RESULT} = {_FUNCTION}(*{_ARGUMENTS}, **{_KEYWORDS})"
+_CALL = f"{_FUNCTION}(*{_ARGUMENTS}, **{_KEYWORDS})"
 
 
 @dataclass(frozen=True)
 class Options:
-    """Where and how a function's calls run."""
+    """Where and how a function's calls run; ``Client.function`` says what each means."""
 
     gpus: int | Literal["all"] | None = None
     session: str | None = None
+    python: str | None = None
     timeout_s: float | None = None
+    queue_timeout_s: float | None = None
+    cpu_only: bool = False
     is_live: bool = True
 
+    def __post_init__(self) -> None:
+        if self.cpu_only and (self.gpus or self.session is not None):
+            raise UsageError("a cpu_only function holds no GPU and runs alone: leave gpus and session out")
 
-class RemoteFunction:
-    """A function whose calls run elsewhere. Called plainly, it runs here, as it always did."""
 
-    def __init__(self, client: Client, function: Callable[..., Any], options: Options) -> None:
-        self._client = client
+class _Function:
+    """What both kinds of remote function have. Called plainly, it runs here, as it always did."""
+
+    def __init__(self, function: Callable[..., Any], options: Options) -> None:
+        if not callable(function):
+            raise UsageError(f"a function was expected, got {type(function).__name__}: write @client.function()")
         self._function = function
         self._options = options
         self._digests = Digests()
@@ -51,6 +62,55 @@ class RemoteFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
+
+    @property
+    def _shape(self) -> dict[str, Any]:
+        options = self._options
+        gpus = 0 if options.cpu_only else options.gpus
+        return {"name": options.session or "", "gpus": gpus, "python": options.python}
+
+    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The source of a call, and what ``Session.execute`` is told with it."""
+        namespace = vars(sys.modules["__main__"])
+        read = {name for code in codes_of(self._function, namespace) for name in code_names(code)[0]}
+        found = {name: value for name, value in reached(sorted(read), namespace).items() if value is not self}
+        modules = {getattr(self._function, "__module__", "")} | imported([self._function, *found.values()], namespace)
+        files = Sources(Path.cwd(), self._digests).of_modules(modules - {"__main__", ""})
+        is_coroutine = asyncio.iscoroutinefunction(self._function)
+        options = {
+            "send": {_FUNCTION: self._function, _ARGUMENTS: args, _KEYWORDS: kwargs},
+            "offer": found,
+            "wants": [("result", _RESULT)],
+            "files": FileSet(files, is_sync=True) if files else None,
+            "timeout_s": self._options.timeout_s,
+            "queue_timeout_s": self._options.queue_timeout_s,
+            "is_alone": self._options.session is None,
+            "place": m.Place(1, 1),
+        }
+        return f"{_RESULT} = {'await ' if is_coroutine else ''}{_CALL}", options
+
+
+async def _ended(call: Awaitable[T]) -> Callable[[], T]:
+    """Gives the result, or raises. A task must not raise KeyboardInterrupt: that would end the whole event loop."""
+    try:
+        value = await call
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+        return functools.partial(_raise, error)
+    return lambda: value
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
+
+
+class RemoteFunction(_Function):
+    """A function whose calls run elsewhere, for code without an event loop (and ``aremote`` for code with one)."""
+
+    def __init__(self, client: Client, function: Callable[..., Any], options: Options) -> None:
+        super().__init__(function, options)
+        self._client = client
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Call it there and wait; what it prints is printed here meanwhile.
@@ -61,11 +121,15 @@ class RemoteFunction:
         """
         return self.spawn(*args, **kwargs).result()
 
+    async def aremote(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``remote``, without blocking the event loop; cancelled, it stops there."""
+        return await self.spawn(*args, **kwargs)
+
     def spawn(self, *args: Any, **kwargs: Any) -> Job:
         """Call it there and go on here."""
-        options = self._options
-        session = self._client.session(options.session or "", gpus=options.gpus)
-        return Job(self._execute(session, args, kwargs), is_live=options.is_live)
+        source, options = self._body(args, kwargs)
+        execution = self._client.session(**self._shape).execute(source, **options)
+        return Job(execution, is_live=self._options.is_live)
 
     def map(self, items: Iterable[Any], *, workers: int = 1) -> Iterator[Any]:
         """The results for ``items``, in their order, ``workers`` calls at a time."""
@@ -74,26 +138,9 @@ class RemoteFunction:
         with ThreadPoolExecutor(workers, thread_name_prefix="kcoral-map") as pool:
             yield from pool.map(self.remote, items)
 
-    def _execute(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Execution:
-        namespace = vars(sys.modules["__main__"])
-        read = {name for code in codes_of(self._function, namespace) for name in code_names(code)[0]}
-        found = {name: value for name, value in reached(sorted(read), namespace).items() if value is not self}
-        modules = {getattr(self._function, "__module__", "")} | imported([self._function, *found.values()], namespace)
-        files = Sources(Path.cwd(), self._digests).of_modules(modules - {"__main__", ""})
-        return session.execute(
-            _SOURCE,
-            send={_FUNCTION: self._function, _ARGUMENTS: args, _KEYWORDS: kwargs},
-            offer=found,
-            wants=[("result", _RESULT)],
-            files=FileSet(files, is_sync=True) if files else None,
-            timeout_s=self._options.timeout_s,
-            is_fresh=self._options.session is None,
-            place=m.Place(1, 1),
-        )
-
 
 class Job:
-    """A call that runs elsewhere. Its result may be asked for later, or never."""
+    """A call that runs elsewhere. Its result may be asked for later, awaited, or never."""
 
     def __init__(self, execution: Execution, *, is_live: bool = True) -> None:
         self._execution = execution
@@ -123,13 +170,96 @@ class Job:
         if self._result is None:
             for output in self._execution:
                 if self._is_live:
-                    _print(output)
+                    output.print()
             self._result = self._execution.result()
         return self._result.values["result"]
 
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._wait().__await__()
 
-def _print(output: Output) -> None:
-    if isinstance(output.body, m.Stream):
-        stream = sys.stdout if output.body.name == "stdout" else sys.stderr
-        stream.write(output.text)
-        stream.flush()
+    async def _wait(self) -> Any:
+        waiting = asyncio.create_task(_ended(asyncio.to_thread(self.result)))
+        try:
+            return (await asyncio.shield(waiting))()
+        except asyncio.CancelledError:
+            if not waiting.done():
+                await asyncio.to_thread(self.cancel)
+            raise
+
+
+class AsyncRemoteFunction(_Function):
+    """A function whose calls run elsewhere, for an ``AsyncClient``."""
+
+    def __init__(self, client: AsyncClient, function: Callable[..., Any], options: Options) -> None:
+        super().__init__(function, options)
+        self._client = client
+
+    async def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``RemoteFunction.remote``; cancelled, it stops there."""
+        return await (await self.spawn(*args, **kwargs))
+
+    aremote = remote
+
+    async def spawn(self, *args: Any, **kwargs: Any) -> AsyncJob:
+        """As ``RemoteFunction.spawn``."""
+        source, options = self._body(args, kwargs)
+        execution = await self._client.session(**self._shape).execute(source, **options)
+        return AsyncJob(execution, is_live=self._options.is_live)
+
+    async def map(self, items: Iterable[Any], *, workers: int = 1) -> AsyncIterator[Any]:
+        """As ``RemoteFunction.map``: an async iterator."""
+        if workers < 1:
+            raise UsageError(f"workers must be 1 or more, got {workers}")
+        waiting: list[asyncio.Task[Callable[[], Any]]] = []
+        try:
+            for item in items:
+                waiting.append(asyncio.create_task(_ended(self.remote(item))))
+                if len(waiting) >= workers:
+                    yield (await waiting.pop(0))()
+            while waiting:
+                yield (await waiting.pop(0))()
+        finally:
+            for task in waiting:
+                task.cancel()
+
+
+class AsyncJob:
+    """As ``Job``: ``await job`` is its result."""
+
+    def __init__(self, execution: AsyncExecution, *, is_live: bool = True) -> None:
+        self._execution = execution
+        self._waiting = asyncio.create_task(_ended(self._read(is_live)))
+
+    @property
+    def execution_id(self) -> str:
+        """By which ``AsyncClient.attach`` and ``%kcoral output`` know it."""
+        return self._execution.execution_id
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._waiting.done()
+
+    async def cancel(self) -> None:
+        """One press of stop."""
+        await self._execution.interrupt()
+
+    async def result(self) -> Any:
+        """Wait for it, as ``Job.result``."""
+        return await self
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._result().__await__()
+
+    async def _result(self) -> Any:
+        try:
+            return (await asyncio.shield(self._waiting))()
+        except asyncio.CancelledError:
+            if not self._waiting.done():
+                await self.cancel()
+            raise
+
+    async def _read(self, is_live: bool) -> Any:
+        async for output in self._execution:
+            if is_live:
+                output.print()
+        return (await self._execution.result()).values["result"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kcoral_magic.errors import KCoralError, ProtocolError, RemoteError, ValueRefused, from_code
-from kcoral_magic.protocol import bundle, framing
+from kcoral_magic.protocol import bundle, framing, steps
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.protocol import transfers as t
 
@@ -54,6 +54,13 @@ class Output:
     def text(self) -> str:
         """A stream's text."""
         return bytes(self.buffers[0]).decode("utf-8", "replace") if isinstance(self.body, m.Stream) else ""
+
+    def print(self) -> None:
+        """Print here what was printed there; nothing for other outputs."""
+        if isinstance(self.body, m.Stream):
+            stream = sys.stdout if self.body.name == "stdout" else sys.stderr
+            stream.write(self.text)
+            stream.flush()
 
     @property
     def size(self) -> int:
@@ -102,6 +109,8 @@ class Collector:
         self._wants = wants
         self.result = Result(execution_id)
         self.finished: m.Finished | None = None
+        self.failed: steps.Failed | None = None  # which instruction of a program did
+        self.gpus: tuple[m.Gpu, ...] = ()
         self._error: tuple[m.Error, Sequence[framing.Buffer]] | None = None
         self._text: dict[str, list[str]] = {"stdout": [], "stderr": []}
         self._gap = (0, 0)  # bytes and lines left out since the last text
@@ -126,6 +135,10 @@ class Collector:
                 self._unpack_values(body, output.buffers)
             case m.Error():
                 self._error = (body, output.buffers)
+            case steps.Failed():
+                self.failed = body
+            case m.Placed(gpus=gpus):
+                self.gpus = gpus
             case m.Finished():
                 self._end_gap()
                 self.finished = body
@@ -153,6 +166,12 @@ class Collector:
                 result.values[entry.name] = value
                 result.digests[entry.name] = entry.digest
                 result.value_notes += [f"{entry.name}: {note}" for note in entry.notes]
+
+    @property
+    def traceback(self) -> str:
+        """Of the error, if one came; plain text."""
+        buffers = self._error[1] if self._error is not None else ()
+        return _ANSI.sub("", bytes(buffers[1]).decode("utf-8", "replace")) if len(buffers) > 1 else ""
 
     def collected(self) -> Result:
         """The result so far."""

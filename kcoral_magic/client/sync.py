@@ -7,6 +7,7 @@ caller's thread waits on (interruptible by Ctrl-C).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -18,7 +19,9 @@ from kcoral_magic.client import exchange
 from kcoral_magic.client.aio import EVERYTHING, AsyncClient, AsyncSession
 from kcoral_magic.client.execution import ACK_BYTES, AsyncExecution, is_last, new_id
 from kcoral_magic.client.files import FileSet
+from kcoral_magic.client.program import Program
 from kcoral_magic.client.results import Collector, Output, Progress, Result
+from kcoral_magic.client.returned import ProgramResult, result_of
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.protocol import transfers as t
 
@@ -86,29 +89,57 @@ class Client:
         self._loop.call(self.aio.disconnect())
         self._loop.stop()
 
-    def session(self, name: str = "", *, gpus: int | Literal["all"] | None = None) -> Session:
+    def session(
+        self, name: str = "", *, gpus: int | Literal["all"] | None = None, python: str | None = None
+    ) -> Session:
         """As ``AsyncClient.session``."""
-        return Session(self, self.aio.session(name, gpus=gpus))
+        return Session(self, self.aio.session(name, gpus=gpus, python=python))
+
+    def execute(self, program: Program, *, is_live: bool = False, **options: Any) -> ProgramResult:
+        """As ``AsyncClient.execute``. ``is_live``: print here what it prints there, as it is printed."""
+        execution = self.submit(program, **options)
+        for output in execution:
+            if is_live:
+                output.print()
+        return result_of(program, execution.collector)
+
+    def submit(self, program: Program, **options: Any) -> Execution:
+        """As ``AsyncClient.submit``."""
+        outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+        execution_id = new_id()
+        sent = self._loop.start(self.aio.submit(program, sink=outputs.put, execution_id=execution_id, **options))
+        sent.add_done_callback(lambda done: outputs.put(_WAKE) if done.cancelled() or done.exception() else None)
+        wants = [f"return:{index}" for index in program.keys]
+        return Execution(self, outputs, execution_id, sent, is_own=True, names=wants)
 
     def function(
         self,
         *,
         gpus: int | Literal["all"] | None = None,
         session: str | None = None,
+        python: str | None = None,
         timeout_s: float | None = None,
+        queue_timeout_s: float | None = None,
+        cpu_only: bool = False,
         is_live: bool = True,
     ) -> Callable[[Callable[..., Any]], RemoteFunction]:
-        """A decorator: the function's ``remote``, ``spawn`` and ``map`` run it in a session.
+        """A decorator: the function's ``remote``, ``aremote``, ``spawn`` and ``map`` run it elsewhere.
 
         Args:
-            gpus: How many its session has.
+            gpus: How many each call has, all visible to its one process; one by default where there are any.
             session: A named session, whose state stays; without one, each call has a worker that nobody has used.
-            timeout_s: Interrupt a call then.
+            python: One of the gateway's interpreter environments.
+            timeout_s: Interrupt a call after so long.
+            queue_timeout_s: Give up after so long without GPUs.
+            cpu_only: It needs no GPU, and holds none while it runs.
             is_live: Print here what it prints there, as it is printed.
+
+        Raises:
+            UsageError: ``cpu_only`` with GPUs or a session.
         """
         from kcoral_magic.client.functions import Options, RemoteFunction
 
-        options = Options(gpus, session, timeout_s, is_live)
+        options = Options(gpus, session, python, timeout_s, queue_timeout_s, cpu_only, is_live)
         return lambda function: RemoteFunction(self, function, options)
 
     def sessions(self) -> tuple[m.SessionInfo, ...]:
@@ -188,7 +219,7 @@ class Session:
             sent,
             is_own=True,
             files=options.get("files"),
-            wants=options.get("wants", ()),
+            names=[want.name for want in exchange.wanted(options.get("wants", ()))],
         )
 
     def run(self, source: str, **options: Any) -> Result:
@@ -216,15 +247,15 @@ class Execution:
         *,
         is_own: bool,
         files: FileSet | None = None,
-        wants: Sequence[str | tuple[str, str]] = (),
+        names: Sequence[str] = (),
     ) -> None:
+        """``names``: of the values that come back."""
         self._files = files
         self.execution_id = execution_id
         self._client = client
         self._outputs = outputs
         self._sent = sent
-        names = [want.name for want in exchange.wanted(wants)]
-        self._collector = Collector(execution_id, takes_pickles=client.aio.target.is_trusted, wants=names)
+        self.collector = Collector(execution_id, takes_pickles=client.aio.target.is_trusted, wants=names)
         self._unacked_bytes = 0
         self._is_own = is_own
         self._is_read = False
@@ -276,7 +307,7 @@ class Execution:
 
     def take(self, output: Output) -> None:
         """An output was read: it counts for the result and for the credit."""
-        self._collector.take(output)
+        self.collector.take(output)
         self._is_read = is_last(output, is_own=self._is_own)
         self._unacked_bytes += output.size
         if self._unacked_bytes >= ACK_BYTES:
@@ -294,15 +325,15 @@ class Execution:
         error = self.exception()
         if error is not None:
             raise error
-        return self._collector.collected()
+        return self.collector.collected()
 
     def collected(self) -> Result:
         """What was read so far, whether it ended well or not."""
-        return self._collector.collected()
+        return self.collector.collected()
 
     def exception(self) -> BaseException | None:
         """What ``result`` would raise, once it has been read to its end."""
-        return self._collector.exception()
+        return self.collector.exception()
 
     def answer(self, text: str | None) -> None:
         """The line that the body asked for; ``None`` if nobody can be asked."""
@@ -314,5 +345,9 @@ class Execution:
             self._sent.cancel()
         elif self._sent.done() and self._sent.exception() is None:
             self._client._call(self._sent.result().interrupt(kill=kill))
-        else:
-            self._client.interrupt(self.execution_id, kill=kill)
+        else:  # not before it is sent: the gateway would not know it, and run it to its end
+            self._client._start(self._interrupt_once_sent(kill))
+
+    async def _interrupt_once_sent(self, kill: bool) -> None:
+        with contextlib.suppress(Exception):  # what kept it from being sent is told to its reader
+            await (await asyncio.wrap_future(self._sent)).interrupt(kill=kill)

@@ -76,7 +76,7 @@ class Cells:
         self, options: argparse.Namespace, cell: str, out: Outgoing | None, surface: Surface, belief: Belief
     ) -> None:
         magics, name = self._magics, options.session or ""
-        session = magics.proxy.client(magics.target).session(name, gpus=options.gpus)
+        session = magics.proxy.client(magics.target).session(name, gpus=options.gpus, python=options.python)
         relay = Relay(
             surface,
             prefix=f"kcoral-{magics.proxy.id_of(name)}-",

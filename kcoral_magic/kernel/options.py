@@ -74,6 +74,7 @@ def _add_cell_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--gpus", type=_gpus, metavar="N|all", help="GPUs of the session, fixed by its first cell (default 1, or 0)")
     add("--session", type=_session, metavar="NAME", help="a named session; it outlives the notebook")
+    add("--python", metavar="NAME", help="one of the gateway's interpreter environments, fixed by the first cell")
     add("-i", "--in", dest="inputs", type=_names, action="extend", metavar="A,B", help="send these names in any case")
     add("-o", "--out", dest="outputs", type=_wants, action="extend", metavar="C,D", help="bring back; or w=EXPRESSION")
     add("--fresh", action="store_true", help="run in a new worker on the session's GPUs and throw it away")

@@ -65,7 +65,11 @@ class Relay:
         match body:
             case m.Queued(ahead=ahead, gpu_count=count, principals=principals):
                 whose = f" ({', '.join(principals)})" if principals else ""
-                self._wait(f"queued: {ahead} ahead{whose}" if ahead else f"queued: next, waiting for {_gpus(count)}")
+                self._wait(
+                    f"queued: {ahead} ahead{whose}"
+                    if ahead
+                    else f"queued: next, waiting for {_gpus(count) if count else 'a worker'}"
+                )
             case m.Behind(ahead=ahead):
                 self._wait(f"behind {ahead} earlier cell{'s' if ahead != 1 else ''} of this session")
             case m.Placed(gpus=gpus):

@@ -91,10 +91,14 @@ class Gpu(Wire, frozen=True):
 
 
 class SessionAsk(Wire, frozen=True):
-    """Which session, and the shape it should have. ``gpus=None`` inherits."""
+    """Which session, and the shape it should have. ``gpus=None`` inherits, and so does an empty ``python``.
+
+    ``python`` names one of the gateway's interpreter environments; on a user's own gateway it may be a path.
+    """
 
     name: SessionName
     gpus: Gpus = None
+    python: Annotated[str, Meta(max_length=4096)] = ""
 
 
 class View(Wire, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, cast
@@ -157,10 +157,16 @@ class Program:
             case UploadFile() | ReturnPath() | UploadBlob(kind="bytes") | GetFunction():
                 return False
             case Run(fn=Ref(id=name)):
-                made = next(i for i in self.instructions if getattr(i, "id", None) == name)
+                made = self._maker(name)
                 return not (isinstance(made, GetFunction) and made.cpu_only)
+            case ReturnValue(value=Ref(id=name)):
+                made = self._maker(name)
+                return not (isinstance(made, UploadFile) or (isinstance(made, UploadBlob) and made.kind == "bytes"))
             case _:
                 return True
+
+    def _maker(self, name: str) -> Instruction:
+        return next(i for i in self.instructions if getattr(i, "id", None) == name)
 
 
 def parse(data: bytes | bytearray | memoryview) -> Program:
@@ -179,7 +185,7 @@ def parse(data: bytes | bytearray | memoryview) -> Program:
     limit = options.timeout_seconds
     if limit is not msgspec.UNSET and not 0 < limit < math.inf:
         raise ProgramInvalid(f"options: timeout_seconds must be a finite number above 0, got {limit}")
-    instructions = tuple(_instruction(item, index) for index, item in enumerate(raw))
+    instructions = tuple(instruction_of(item, index) for index, item in enumerate(raw))
     check(instructions)
     blobs = dict.fromkeys(i.blob for i in instructions if isinstance(i, UploadTensor | UploadBlob | UploadFile))
     return Program(instructions, options, tuple(blobs))
@@ -214,7 +220,12 @@ def _no_constant(name: str) -> Any:
     raise ProgramInvalid(f"{name} is no JSON number")
 
 
-def _instruction(item: Any, index: int) -> Instruction:
+def instruction_of(item: Any, index: int) -> Instruction:
+    """An instruction from its JSON object; ``index`` is its place in the program.
+
+    Raises:
+        ProgramInvalid: It is none.
+    """
     where = f"instruction {index}"
     if not isinstance(item, dict):
         raise ProgramInvalid(f"{where}: an object was expected, got {type(item).__name__}")
@@ -246,44 +257,69 @@ def _convert(item: Any, wanted: Any, where: str) -> Any:
 # ── rules between instructions ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def check(instructions: Sequence[Instruction]) -> None:
+def check(instructions: Iterable[Instruction]) -> None:
     """The rules that one instruction alone cannot break.
 
     Raises:
         ProgramInvalid: One is broken.
     """
-    made: dict[str, Instruction] = {}
-    keys: set[str] = set()
-    files: dict[str, str] = {}  # normalised path -> "file" or "folder"
-    for index, instruction in enumerate(instructions):
-        where = f"instruction {index}"
+    rules = Rules()
+    for instruction in instructions:
+        rules.add(instruction)
+
+
+class Rules:
+    """The rules between instructions, for one after the other. One that breaks a rule leaves nothing behind."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Instruction] = {}
+        self._keys: set[str] = set()
+        self._files: dict[str, str] = {}  # normalised path -> "file" or "folder"
+        self._count = 0
+
+    def add(self, instruction: Instruction) -> None:
+        """The next instruction.
+
+        Raises:
+            ProgramInvalid: It breaks a rule.
+        """
+        where = f"instruction {self._count}"
+        if isinstance(instruction, ReturnValue | ReturnPath):
+            if instruction.key in self._keys:
+                raise ProgramInvalid(f"{where}: key {instruction.key!r:.80} was returned before")
+        elif instruction.id in self._made:
+            raise ProgramInvalid(f"{where}: id {instruction.id!r:.80} was used before")
+        self._check(instruction, where)
+        self._count += 1
+        if isinstance(instruction, ReturnValue | ReturnPath):
+            self._keys.add(instruction.key)
+        else:
+            self._made[instruction.id] = instruction
+
+    def _check(self, instruction: Instruction, where: str) -> None:
         match instruction:
             case UploadTensor(dtype=dtype):
                 if dtype not in ITEM_BYTES:
                     raise ProgramInvalid(f"{where}: dtype must be one of {', '.join(ITEM_BYTES)}, got {dtype!r:.80}")
             case UploadFile(path=path):
-                _place(files, normalised(path, where), where)
+                _place(self._files, normalised(path, where), where)
             case GetFunction(module=ref):
-                _find(made, ref, where)
+                self._find(ref, where)
             case Run(fn=ref, args=args):
-                _find(made, ref, where)
+                self._find(ref, where)
                 for arg in args:
                     if (inner := as_ref(arg, where)) is not None:
-                        _find(made, inner, where)
+                        self._find(inner, where)
             case ReturnValue(value=ref):
-                _find(made, ref, where)
+                self._find(ref, where)
             case ReturnPath(path=str() as path):
                 normalised(path, where)
             case ReturnPath(path=Ref() as ref):
-                _find(made, ref, where)
-        if isinstance(instruction, ReturnValue | ReturnPath):
-            if instruction.key in keys:
-                raise ProgramInvalid(f"{where}: key {instruction.key!r:.80} was returned before")
-            keys.add(instruction.key)
-            continue
-        if instruction.id in made:
-            raise ProgramInvalid(f"{where}: id {instruction.id!r:.80} was used before")
-        made[instruction.id] = instruction
+                self._find(ref, where)
+
+    def _find(self, ref: Ref, where: str) -> None:
+        if ref.id not in self._made:
+            raise ProgramInvalid(f"{where}: {ref.id!r:.80} was not made by an earlier instruction")
 
 
 def as_ref(value: Any, where: str = "") -> Ref | None:
@@ -295,13 +331,6 @@ def as_ref(value: Any, where: str = "") -> Ref | None:
     if not (isinstance(value, Mapping) and value.keys() == {"$ref"}):
         return None
     return cast(Ref, _convert(value, Ref, where))
-
-
-def _find(made: Mapping[str, Instruction], ref: Ref, where: str) -> Instruction:
-    found = made.get(ref.id)
-    if found is None:
-        raise ProgramInvalid(f"{where}: {ref.id!r:.80} was not made by an earlier instruction")
-    return found
 
 
 def _place(files: dict[str, str], path: str, where: str) -> None:

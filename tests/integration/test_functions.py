@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -10,8 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kcoral_magic import Client
+from kcoral_magic import AsyncClient, Client
 from kcoral_magic.errors import ExecutionTimeout, UsageError, ValueRefused
+from tests.support import GatewayProcess
+
+
+@pytest.fixture(autouse=True)
+def spares(gateway: GatewayProcess) -> None:
+    gateway.spares = 2
 
 
 @pytest.fixture
@@ -97,3 +104,63 @@ def test_a_map_keeps_the_order_and_a_timeout_is_one(client: Client, notebook: Ca
     with pytest.raises(ExecutionTimeout):
         client.function(gpus=0, session="map", timeout_s=0.3)(space["slow"]).remote()
     client.close_session("map")
+
+
+def test_a_call_cancelled_at_once_is_stopped_there_however_early(
+    client: Client, notebook: Callable[[str], dict[str, Any]]
+) -> None:
+    wait = client.function(gpus=0)(notebook("import time\ndef wait():\n  time.sleep(60)")["wait"])
+    jobs = [wait.spawn() for _ in range(6)]
+    for job in jobs:
+        job.cancel()
+    for job in jobs:
+        with pytest.raises(KeyboardInterrupt):
+            job.result()
+
+
+def test_calls_without_a_session_run_side_by_side_and_hold_no_gpu_if_they_say_so(
+    client: Client, notebook: Callable[[str], dict[str, Any]]
+) -> None:
+    space = notebook("import os\ndef gpus():\n  return os.environ.get('CUDA_VISIBLE_DEVICES', '')")
+    held = client.session("holds-all", gpus="all")
+    held.run("1")
+    assert client.function(cpu_only=True)(space["gpus"]).remote() in ("", "-1")
+    held.close()
+    assert client.function(gpus=2)(space["gpus"]).remote().count("GPU-") == 2
+    with pytest.raises(UsageError, match="leave gpus and session out"):
+        client.function(cpu_only=True, gpus=1)
+
+
+def test_a_job_can_be_awaited_and_cancelling_the_wait_stops_it(
+    client: Client, notebook: Callable[[str], dict[str, Any]]
+) -> None:
+    space = notebook("import time\nasync def add(a, b):\n  return a + b\ndef wait():\n  time.sleep(60)")
+
+    async def both() -> int:
+        stopped = asyncio.create_task(client.function(gpus=0)(space["wait"]).aremote())
+        made = await client.function(gpus=0)(space["add"]).aremote(1, 2)
+        stopped.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopped
+        return int(made)
+
+    assert asyncio.run(both()) == 3
+
+
+def test_an_async_client_has_functions_too(
+    gateway: GatewayProcess, token: str, notebook: Callable[[str], dict[str, Any]]
+) -> None:
+    space = notebook("import time\ndef square(n):\n  print(n)\n  return n * n\ndef wait():\n  time.sleep(60)")
+
+    async def use() -> list[int]:
+        async with AsyncClient(target=gateway.target(token)) as client:
+            square = client.function(gpus=0)(space["square"])
+            job = await client.function(gpus=0)(space["wait"]).spawn()
+            made = [n async for n in square.map(range(4), workers=2)]
+            assert await (await square.spawn(9)) == 81
+            await job.cancel()
+            with pytest.raises(KeyboardInterrupt):
+                await job
+            return made
+
+    assert asyncio.run(use()) == [0, 1, 4, 9]
