@@ -120,7 +120,7 @@ class Answer:
     status: int
     headers: httpx.Headers
     body: dict[str, Any]
-    parts: list[bytes] = field(default_factory=list)
+    parts: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def error(self) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class Answer:
 def read(response: httpx.Response) -> Answer:
     """Check all that a strict client checks of any answer."""
     kind = response.headers["content-type"]
-    parts: list[bytes] = []
+    parts: dict[str, bytes] = {}
     if kind.startswith("multipart/form-data"):
         message = message_from_bytes(b"Content-Type: " + kind.encode() + b"\r\n\r\n" + response.content)
         sections: list[Any] = message.get_payload()  # type: ignore[assignment]
@@ -176,8 +176,8 @@ def read(response: httpx.Response) -> Answer:
         kinds = [section.get_content_type() for section in sections]
         assert names == ["result", *(f"return:{number}" for number in range(len(sections) - 1))]
         assert kinds == [JSON, *[BYTES] * (len(sections) - 1)]
-        assert len(parts := _raw_parts(response.content, message.get_boundary() or "")) == len(sections)
-        body = json.loads(parts.pop(0))
+        parts = dict(zip(names, _raw_parts(response.content, message.get_boundary() or ""), strict=True))
+        body = json.loads(parts.pop("result"))
     else:
         assert kind.partition(";")[0] == JSON
         body = response.json()
@@ -207,11 +207,11 @@ def _check_finished(answer: Answer) -> None:
     if "error" in body:
         assert body["error"].keys() == ERROR_FIELDS
         assert type(body["error"]["instruction_index"]) is int
-    used = [index for value in body["results"].values() for index in _used(value, answer.parts)]
-    assert used == list(range(len(answer.parts)))
+    used = [name for value in body["results"].values() for name in _used(value, answer.parts)]
+    assert used == list(answer.parts)
 
 
-def _used(value: dict[str, Any], parts: list[bytes]) -> Iterator[int]:
+def _used(value: dict[str, Any], parts: dict[str, bytes]) -> Iterator[str]:
     """The parts that a value refers to, in order; its fields are exactly those of its type."""
     kind = value["type"]
     assert value.keys() == {"type"} | VALUE_FIELDS[kind]
