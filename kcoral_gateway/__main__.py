@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -146,6 +147,14 @@ def config_of(options: argparse.Namespace) -> Config:
     )
 
 
+def _keep_descriptors() -> None:
+    """What the gateway was started with, open files of its supervisor say, is no business of its children."""
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.set_inheritable(number, False)
+
+
 async def _serve(config: Config) -> None:
     from kcoral_gateway.app import Gateway
 
@@ -199,6 +208,7 @@ def main(arguments: list[str] | None = None) -> None:
                 from kcoral_gateway.logs import configure
 
                 configure()
+                _keep_descriptors()
                 run = asyncio.run
                 try:
                     import uvloop

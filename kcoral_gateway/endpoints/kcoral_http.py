@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import secrets
@@ -107,6 +108,14 @@ def _typed(name: str, content_type: str, wanted: str) -> None:
         raise ProgramInvalid(f"part {name!r:.80} must be {wanted}, got {content_type!r:.80}")
 
 
+class _Json(JSONResponse):
+    """In ASCII: what a program returns may hold halves of characters, which UTF-8 has not."""
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+
+
 class KCoralHttp:
     """KCoral's endpoint on this gateway's port."""
 
@@ -121,15 +130,15 @@ class KCoralHttp:
         principal = self._clients.principal_of(request)
         if principal is None:
             body = _problem(request_id, "unauthenticated", "a valid token is needed, as a bearer or as Basic password")
-            return JSONResponse(body, 401, {"WWW-Authenticate": "Bearer", "X-Request-ID": request_id})
+            return _Json(body, 401, {"WWW-Authenticate": "Bearer", "X-Request-ID": request_id})
         try:
             response = await self._answer(request, request_id, principal.name)
         except (ProgramInvalid, ValueRefused) as error:
-            response = JSONResponse(_problem(request_id, "parse", str(error)), 400)
+            response = _Json(_problem(request_id, "parse", str(error)), 400)
         except CapacityExceeded as error:
-            response = JSONResponse(_problem(request_id, "request_too_large", str(error)), 413)
+            response = _Json(_problem(request_id, "request_too_large", str(error)), 413)
         except _Refused as error:
-            response = JSONResponse(_problem(request_id, error.kind, str(error)), error.status)
+            response = _Json(_problem(request_id, error.kind, str(error)), error.status)
             if error.status == 503:
                 response.headers["Retry-After"] = "1"
         except ClientDisconnect:
@@ -155,7 +164,7 @@ class KCoralHttp:
             body.abort()
         missing = [blob for blob in made.blobs if not artifacts.has(principal, f"sha256-{blob}")]
         if missing:
-            return JSONResponse({"status": "CACHE_MISS", "request_id": request_id, "missing_blobs": missing})
+            return _Json({"status": "CACHE_MISS", "request_id": request_id, "missing_blobs": missing})
         execution = self._start(made, bytes(body.text.data), principal)
         limit = min(_or(made.options.output_limit_bytes, _OUTPUT_BYTES), _MAX_OUTPUT_BYTES)
         watched = await self._watch(request, execution, principal, limit)
@@ -210,7 +219,7 @@ class KCoralHttp:
             self._drop(principal, watched)
             status, kind = _STATUS_OF.get(finished.code, (500, "engine"))
             body = _problem(request_id, kind, finished.message) | text
-            return JSONResponse(body, status, {"Retry-After": "1"} if status == 503 else None)
+            return _Json(body, status, {"Retry-After": "1"} if status == 503 else None)
         try:
             made = watched.outcome(self._service.artifacts.folder(principal))
         except (KCoralError, OSError) as error:
@@ -232,7 +241,7 @@ class KCoralHttp:
             result["error"] = watched.error()
         if not made.parts:
             self._drop(principal, watched)
-            return JSONResponse(result)
+            return _Json(result)
         boundary = secrets.token_hex(16)
         pieces, length = outcome.multipart(result, [size for _, _, size in made.parts], boundary)
         headers = {"Content-Length": str(length)}

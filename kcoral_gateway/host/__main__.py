@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import msgspec
@@ -12,7 +11,6 @@ def main() -> None:
     """Serve one worker (a ``HostSpec`` on standard input), or print JSON and end."""
     match sys.argv[1:]:
         case []:
-            os.closerange(3, 1 << 20)  # what the gateway itself inherited is not the hosts' business
             from kcoral_gateway.host.main import main as serve
 
             serve()

@@ -7,6 +7,7 @@ what was returned before a crash is not lost with it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import linecache
@@ -15,7 +16,6 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -109,7 +109,7 @@ class _Execution:
             try:
                 self._take_turn(index)
                 if isinstance(instruction, p.UploadModule | p.Run | p.UploadBlob):
-                    self._output.send(steps.Step(index, instruction.op, name[:500]))
+                    self._output.send(steps.Step(index, instruction.op, name))
                 self._perform(instruction, index)
                 if self._program.uses_gpu(index) and not isinstance(instruction, p.ReturnValue):
                     cuda.synchronise()
@@ -168,7 +168,7 @@ class _Execution:
                 if isinstance(path, p.Ref):
                     path = self._made[path.id]
                     if not isinstance(path, str):
-                        raise InstructionFailed("runtime", f"a path was expected, got a {type(path).__name__}")
+                        raise InstructionFailed("serialization", f"a path was expected, got a {type(path).__name__}")
                 find = file_of if instruction.kind == "file" else folder_of
                 try:
                     self._return(instruction.key, index, find(p.normalised(path)))
@@ -200,8 +200,6 @@ class _Execution:
         try:
             import tvm_ffi  # type: ignore[import-not-found]  # optional, in the worker's environment
         except ImportError:
-            import ctypes
-
             try:
                 return ctypes.CDLL(path)
             except OSError as error:
@@ -239,12 +237,12 @@ class _Execution:
 
     def _fail(self, error: BaseException, index: int, op: str, name: str) -> None:
         kind, message = _told(error)
-        self._output.send(steps.Failed(kind, index, op, name[:500], message[:_MESSAGE_CHARS]))
+        self._output.send(steps.Failed(kind, index, op, name, message[:_MESSAGE_CHARS]))
         raised = error.__cause__ if isinstance(error, _Invalid) and error.__cause__ is not None else error
         cls, shown = type(raised), _traceback(raised)
         if isinstance(raised, InstructionFailed):
             cls, shown = (ValueRefused if kind == "serialization" else RuntimeError), ""
-        text = (_text(raised).encode("utf-8", "replace")[:_TEXT_BYTES], shown.encode("utf-8", "replace"))
+        text = (_text(raised).encode()[:_TEXT_BYTES], shown.encode("utf-8", "replace"))
         self._output.send(
             m.Error(cls.__name__[:500], cls.__module__[:500], cls.__qualname__[:500]), (*text, _args(raised))
         )
@@ -268,39 +266,41 @@ def _load_module(source: str) -> types.ModuleType:
     return module
 
 
-def _function(module: Any, name: str) -> Callable[..., Any]:
-    if not isinstance(module, types.ModuleType):
-        try:
-            found: Callable[..., Any] = module.get_function(name) if hasattr(module, "get_function") else module[name]
-        except (AttributeError, TypeError, KeyError):
-            raise InstructionFailed("parse", f"the library has no function {name!r:.80}") from None
-        return found
-    if name not in vars(module):
-        raise InstructionFailed("parse", f"the module has no name {name!r:.80}")
-    found = vars(module)[name]
-    if not callable(found):
-        raise InstructionFailed("parse", f"{name!r:.80} of the module is a {type(found).__name__}, no function")
-    return found
+def _function(module: Any, name: str) -> Any:
+    """Whatever has the name: whether it can be called is asked when it is."""
+    if isinstance(module, types.ModuleType):
+        if name not in vars(module):
+            raise InstructionFailed("parse", f"the module has no name {name!r:.80}")
+        return vars(module)[name]
+    find = getattr(module, "get_function", None) or (module.__getitem__ if isinstance(module, ctypes.CDLL) else None)
+    if find is None:
+        raise InstructionFailed("unavailable", f"a module or library was expected, got a {type(module).__name__}")
+    try:
+        return find(name)
+    except AttributeError:
+        raise InstructionFailed("parse", f"the library has no function {name!r:.80}") from None
 
 
 def _told(error: BaseException) -> tuple[steps.ErrorKind, str]:
     """The kind and the message that KCoral's clients expect of an error."""
     match error:
         case InstructionFailed(kind=kind):
-            return kind, str(error)
+            return kind, _text(error)
         case _Invalid(__cause__=cause) if cause is not None:
             return "parse", _one_line(cause)
         case SystemExit():
             return "runtime", f"the program ended its process: exit({error.code!r:.80})"
-        case _:
+        case Exception():
             if type(error).__module__ == "kcoral.errors" and (claimed := vars(error).get("kind")) in _KINDS:
-                return cast("steps.ErrorKind", claimed), str(error)  # KCoral's own ExecutionError
+                return cast("steps.ErrorKind", claimed), _text(error)  # KCoral's own ExecutionError
             return "engine", _one_line(error)
+        case _:
+            return "runtime", _one_line(error)
 
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)
+        return str(error).encode("utf-8", "replace").decode()  # half a character cannot be sent
     except Exception:  # noqa: BLE001 - the program's own __str__
         return "(its text cannot be made)"
 

@@ -17,6 +17,7 @@ from kcoral_magic.protocol.program import ITEM_BYTES
 from kcoral_magic.values import tensors
 
 _DEPTH = 100  # of nested values; JSON readers give up not far beyond
+_INTEGER_BITS = 14_284  # 4300 digits: Python reads no longer ones
 
 
 def tensor_of(path: Path, dtype: str, shape: list[int]) -> Any:
@@ -82,6 +83,8 @@ def folder_of(path: str) -> Folder:
     directories: list[str] = []
     for found in sorted(top.rglob("*")):
         name = found.relative_to(top).as_posix()
+        if name.encode("utf-8", "replace").decode() != name:
+            raise ValueRefused(f"{path}/{name!a} cannot go back: its name is not UTF-8")
         mode = found.lstat().st_mode
         if stat.S_ISDIR(mode):
             directories.append(name)
@@ -127,6 +130,8 @@ class Encoder:
             case bool():
                 return {"type": "boolean", "value": value}
             case int():
+                if value.bit_length() > _INTEGER_BITS:
+                    raise ValueRefused("an integer cannot go back: it has more than 4300 digits")
                 return {"type": "integer", "value": int(value)}
             case float():
                 if not math.isfinite(value):
@@ -135,7 +140,8 @@ class Encoder:
             case str():
                 return {"type": "string", "value": str(value)}
             case bytes() | bytearray() | memoryview():
-                return {"type": "bytes", **self._part(memoryview(value).cast("B"))}
+                data = memoryview(value)
+                return {"type": "bytes", **self._part(data.cast("B") if data.c_contiguous else memoryview(bytes(data)))}
             case list() | tuple():
                 return {"type": "array", "value": [self.encode(item, depth + 1) for item in value]}
             case dict():
