@@ -3,6 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+export KCORAL_PYTHON ?= $(abspath $(VENV))/kcoral/bin/python
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test check bench gpu-check format clean
@@ -18,11 +19,11 @@ check: $(VENV)/.test
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pytest -q tests/unit tests/fuzz
 
-test: check
-	$(BIN)/pytest tests/integration tests/attacks tests/notebooks
+test: check $(VENV)/.kcoral
+	$(BIN)/pytest tests/integration tests/attacks tests/notebooks tests/kcoral tests/conformance
 
-bench: $(VENV)/.test
-	$(BIN)/python -m benchmarks.cells; cells=$$?; $(BIN)/python -m benchmarks.values && exit $$cells
+bench: $(VENV)/.test $(VENV)/.kcoral
+	@failed=0; for each in cells values kcoral; do $(BIN)/python -m benchmarks.$$each || failed=1; done; exit $$failed
 
 gpu-check: $(VENV)/.test
 	$(BIN)/pytest tests/gpu
@@ -49,3 +50,12 @@ $(VENV)/.test: $(VENV)/.python pyproject.toml
 	@echo "installing what the tests need into $(VENV) …"
 	@$(PIP) -e '.[test]' -c tests/constraints.txt
 	@touch $@ $(VENV)/.demo
+
+# The real KCoral, in an environment of its own: client and CLI for tests/kcoral, its server for the benchmark, and our
+# gateway beside it, as a host has them whose programs import kcoral.builtins.
+$(VENV)/.kcoral: $(VENV)/.python pyproject.toml tests/constraints-kcoral.txt
+	@echo "installing KCoral into $(VENV)/kcoral …"
+	@test -x $(VENV)/kcoral/bin/python || $(PYTHON) -m venv $(VENV)/kcoral
+	@$(VENV)/kcoral/bin/python -m pip install --quiet --disable-pip-version-check \
+		'kcoral==0.1.1' fastapi uvicorn grpcio protobuf -e '.[gateway]' -c tests/constraints-kcoral.txt
+	@touch $@

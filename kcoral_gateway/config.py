@@ -91,6 +91,8 @@ class Config:
     artifact_bytes: int = 50 * GiB  # files and values on their way, of one principal
     journal_days: float = 14.0
     journal_bytes: int = 4 * GiB  # of one principal
+    record_days: float = 90.0
+    record_count: int = 10_000  # of one principal
 
     @property
     def socket_path(self) -> Path:
@@ -111,6 +113,11 @@ class Config:
     def journals_dir(self) -> Path:
         """The executions' events, one folder for each principal."""
         return self.state_dir / "journals"
+
+    @property
+    def records_dir(self) -> Path:
+        """What ended executions leave behind, one file for each principal."""
+        return self.state_dir / "records"
 
     @property
     def artifacts_dir(self) -> Path:

@@ -1,22 +1,57 @@
-"""``kcoral-magic connect URL``: ask for a token without showing it, try it, store it 0600."""
+"""``kcoral-magic run|status|sessions|jobs|records|cache|connect``: parse, call, print.
+
+What is loaded is what a command needs: most of the time that ``run`` takes on a near gateway is Python's own start.
+"""
 
 from __future__ import annotations
 
 import argparse
-import getpass
 import os
 import sys
+from typing import TYPE_CHECKING, Any
 
-from kcoral_magic import config
 from kcoral_magic.errors import KCoralError
 from kcoral_magic.protocol import __version__
+
+if TYPE_CHECKING:
+    from kcoral_magic.client.sync import Client
+
+_INTERRUPTED = 130
+_SCHEMA = 1  # of the JSON documents: a field's meaning never changes within a number
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser("kcoral-magic", description="Notebook cells on GPU machines elsewhere.")
+    from kcoral_magic.tools import TOOLS, arguments
+
+    top = argparse.ArgumentParser("kcoral-magic", description="Cells, programs and tools on GPU machines elsewhere.")
     top.add_argument("--version", action="version", version=f"kcoral-magic {__version__}")
-    commands = top.add_subparsers(dest="command", required=True)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="run a program or a tool there, as if it ran here")
+    tools = run.add_subparsers(dest="tool", required=True, metavar="TOOL")
+    for tool in TOOLS.values():
+        made = tools.add_parser(
+            tool.name,
+            help=tool.help,
+            description=f"{tool.help[0].upper()}{tool.help[1:]}.",
+            usage=f"kcoral-magic run {tool.name} [OPTIONS] [--] {tool.usage}",
+        )
+        arguments.add_run_options(made)
+        _add_connection(made)
+        made.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
+    for name, text in (
+        ("status", "the gateway, its GPUs, your sessions"),
+        ("sessions", "your sessions"),
+        ("jobs", "what of yours runs and waits"),
+        ("records", "what of yours has run"),
+        ("cache", "what your files and values take at the gateway"),
+    ):
+        made = commands.add_parser(name, help=text, description=text)
+        made.add_argument("--json", action="store_true", dest="is_json", help="one JSON document")
+        _add_connection(made)
+        if name == "records":
+            made.add_argument("--session", metavar="NAME", help="of this session only")
+            made.add_argument("--limit", type=int, default=20, metavar="N", help="the newest N, at most 1000 (20)")
     connect = commands.add_parser("connect", help="try and store the credential of a gateway")
     connect.add_argument("url", help="wss://host:port")
     connect.add_argument("--ca", metavar="FILE", help="certificate authority, PEM")
@@ -24,16 +59,105 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _add_connection(to: argparse.ArgumentParser) -> None:
+    to.add_argument("--url", metavar="URL", help="the gateway (KCORAL_MAGIC_URL; else your own on this machine)")
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """The ``kcoral-magic`` program."""
+    """The ``kcoral-magic`` program; ``run`` exits with the status of what ran."""
     options = parser().parse_args(arguments)
     try:
-        _connect(options)
+        match options.command:
+            case "connect":
+                _connect(options)
+            case "run":
+                sys.exit(_run(options))
+            case _:
+                with _client(options) as client:
+                    _list(client, options)
     except KCoralError as error:
         sys.exit(f"kcoral-magic: {error}")
+    except BrokenPipeError:  # `… | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+
+
+def _client(options: argparse.Namespace) -> Client:
+    from kcoral_magic.client.sync import Client
+
+    return Client(options.url)
+
+
+def _list(client: Client, options: argparse.Namespace) -> None:
+    import json
+    import time
+
+    from kcoral_magic.display import listings
+
+    made: Any
+    match options.command:
+        case "status":
+            welcome, gpus, sessions = client.connect(), client.gpus(), client.sessions()
+            made = {"gateway": client.aio.target.shown, "welcome": welcome, "gpus": gpus, "sessions": sessions}
+            table = listings.status(client.aio.target.shown, welcome, gpus, sessions)
+        case "sessions":
+            made = {"sessions": client.sessions()}
+            table = listings.sessions(made["sessions"], time.time())
+        case "jobs":
+            made = {"jobs": client.jobs()}
+            table = listings.jobs(made["jobs"], time.time())
+        case "records":
+            made = {"records": client.records(session=options.session, limit=options.limit)}
+            table = listings.records(made["records"])
+        case _:
+            made = {"cache": client.storage()}
+            table = listings.cache(made["cache"])
+    print(json.dumps({"schema": _SCHEMA, **_plain(made)}, indent=1) if options.is_json else repr(table))
+
+
+def _plain(value: Any) -> Any:
+    """Messages as objects by their fields' names; on the wire they are arrays."""
+    import msgspec
+
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__ if name != "request"}
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _run(options: argparse.Namespace) -> int:
+    from kcoral_magic.tools import job, terminal
+
+    ask = job.Ask(
+        tool=options.tool,
+        words=options.words,
+        gpus=options.gpus,
+        session=options.session,
+        python=options.python,
+        send=options.send,
+        env=dict(options.env),
+        fetch=options.fetch,
+        out=options.out,
+        timeout_s=options.timeout,
+        queue_timeout_s=options.queue_timeout,
+        reads_input=sys.stdin is not None and not sys.stdin.closed and not sys.stdin.isatty(),
+        sends_code=not options.no_sync,
+    )
+    job.command_of(ask)  # a wrong one needs no gateway
+    client = _client(options)
+    try:
+        return terminal.run(client, ask)
+    finally:
+        client.close()
 
 
 def _connect(options: argparse.Namespace) -> None:
+    import getpass
+
+    from kcoral_magic import config
     from kcoral_magic.client.sync import Client
 
     url = config.normalise(options.url)

@@ -13,6 +13,7 @@
     │   ├── ProgramInvalid          program             a KCoral program that breaks a rule of its language
     │   └── ProtocolError           protocol            bytes or messages against PROTOCOL.md
     ├── RemoteError                 remote              user code raised; its type is not known here
+    │   └── ExitStatusError         exit_status         a tool or program ended with another status than 0
     └── SystemFault                 the system's fault
         ├── QueueTimeout            queue_timeout       no GPUs within --queue-timeout
         ├── ExecutionTimeout        timeout             the cell ran longer than --timeout
@@ -117,6 +118,20 @@ class RemoteError(KCoralError):
         super().__init__(f"{ename}: {evalue}" if evalue else ename)
         self.ename = ename
         self.evalue = evalue
+
+
+class ExitStatusError(RemoteError):
+    """A program ended with another status than 0.
+
+    Attributes:
+        status: 128 + N after signal N, 124 after the time limit, 127 if there was no such program.
+    """
+
+    code = "exit_status"
+
+    def __init__(self, status: int, what: str) -> None:
+        super().__init__(f"exit status {status}", what)
+        self.status = status
 
 
 class SystemFault(KCoralError):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from email.message import Message
 from typing import Protocol
 
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from kcoral_magic.errors import ProgramInvalid
@@ -46,25 +46,28 @@ class Reader:
         self._headers: list[tuple[bytes, bytes]] = []
         self._field = self._value = b""
         self._is_whole = False
-        self._parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": self._begin,
-                "on_part_data": self._data,
-                "on_part_end": self._end,
-                "on_header_field": self._header_field,
-                "on_header_value": self._header_value,
-                "on_header_end": self._header_end,
-                "on_headers_finished": self._headers_finished,
-                "on_end": self._finished,
-            },
-        )
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._begin,
+                    "on_part_data": self._data,
+                    "on_part_end": self._end,
+                    "on_header_field": self._header_field,
+                    "on_header_value": self._header_value,
+                    "on_header_end": self._header_end,
+                    "on_headers_finished": self._headers_finished,
+                    "on_end": self._finished,
+                },
+            )
+        except FormParserError as error:
+            raise ProgramInvalid(f"the request's boundary cannot be used: {error}") from None
 
     def feed(self, data: bytes) -> None:
         """The next bytes of the body."""
         try:
             self._parser.write(data)
-        except MultipartParseError as error:
+        except FormParserError as error:
             raise ProgramInvalid(f"the multipart body cannot be read: {error}") from None
 
     def close(self) -> None:

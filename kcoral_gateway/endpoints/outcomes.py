@@ -22,7 +22,7 @@ _NOT_ENDED = m.Finished("failed", 0.0, "internal", "it has not ended")
 
 @dataclass
 class Text:
-    """The beginning of a stream."""
+    """The beginning of a stream. A limit of 0 means that nobody wants it: then nothing is cut."""
 
     limit: int
     data: bytearray = field(default_factory=bytearray)
@@ -31,7 +31,7 @@ class Text:
     def add(self, data: framing.Buffer) -> None:
         """The next bytes."""
         room = self.limit - len(self.data)
-        self.is_cut = self.is_cut or len(data) > room
+        self.is_cut = self.is_cut or (len(data) > room and self.limit > 0)
         self.data += memoryview(data)[: max(room, 0)]
 
     @property
@@ -122,7 +122,7 @@ async def watch(execution: Execution, limit: int) -> Watched:
                 if isinstance(piece, Gap):
                     reader.sent(piece.to, 0)
                     for text in watched.text.values():
-                        text.is_cut = True
+                        text.is_cut = text.limit > 0
                     continue
                 reader.sent(piece.number, 0)
                 for frame in piece.frames:

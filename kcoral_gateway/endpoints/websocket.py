@@ -235,6 +235,8 @@ class _Client:
                 self._answer(m.GpuList(request, *service.gpus(who)))
             case m.ListExecutions(request=request, session=session):
                 self._answer(m.Executions(request, service.executions(who, hello, session)))
+            case m.ListRecords():
+                self._answer(m.Records(body.request, service.records(who, body)))
             case m.Restart(request=request, session=ask):
                 service.restart(who, hello, ask)
                 self._answer(m.Done(request))

@@ -6,12 +6,14 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Collection
+from itertools import islice
 from logging import getLogger
 from pathlib import Path
 
 from kcoral_gateway.config import Config
 from kcoral_gateway.execution.journal import FLUSH_S, Journal, prune
 from kcoral_gateway.execution.sessions import Execution
+from kcoral_gateway.storage.ledger import Ledger
 from kcoral_magic.errors import ExecutionLost, NotFoundError, ProtocolError
 from kcoral_magic.protocol import messages as m
 
@@ -31,8 +33,11 @@ class Records:
         self._folders: dict[str, Path] = {}
         self._dirty: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._ledger = Ledger(config.records_dir, days=config.record_days, count=config.record_count)
 
-    def new(self, principal: str, message: m.Execute, source: bytes) -> tuple[Execution, bool]:
+    def new(
+        self, principal: str, message: m.Execute, source: bytes, sent_bytes: int = 0, client: str = ""
+    ) -> tuple[Execution, bool]:
         """The execution a message means, and whether it is new.
 
         Raises:
@@ -63,7 +68,10 @@ class Records:
             started_s=time.time(),
             done=loop.create_future(),
             stopped=loop.create_future(),
+            sent_bytes=len(source) + sent_bytes,
+            client=client,
         )
+        execution.done.add_done_callback(lambda _: self._ledger.add(principal, execution.record(time.monotonic())))
         self._keep(execution)
         return execution, True
 
@@ -116,6 +124,19 @@ class Records:
             for e in reversed(found[-_LISTED:])
         )
 
+    def ended(self, principal: str, ask: m.ListRecords) -> tuple[m.Record, ...]:
+        """What has ended since ``ask.since_s``, newest first."""
+        found = (r for r in self._ledger.read(principal) if r.started_s >= ask.since_s)
+        mine = (r for r in found if ask.session in (None, r.session))
+        return tuple(islice(mine, ask.limit))
+
+    def live(self, principal: str, ask: m.ListRecords) -> tuple[m.Record, ...]:
+        """What runs or waits, newest first."""
+        now = time.monotonic()
+        mine = [e for e in self._known.values() if e.principal == principal and not e.done.done()]
+        found = (e.record(now) for e in reversed(mine))
+        return tuple(islice((r for r in found if ask.session in (None, r.session)), ask.limit))
+
     def tidy(self, live: Collection[str]) -> None:
         """Leave old finished executions to the disk."""
         for execution_id in list(self._known)[: max(0, len(self._known) - _KEPT)]:
@@ -139,6 +160,7 @@ class Records:
             for execution_id in removed:
                 self._on_disk.discard(execution_id)
                 self._known.pop(execution_id, None)
+        self._ledger.prune(time.time())
 
     def close(self) -> None:
         """Write everything."""

@@ -197,6 +197,7 @@ class Runner:
         if execution.journal.last:  # else nobody has been told of a wait: that it is over is no news
             execution.emit(m.Started(worker.start_ms))
         execution.is_sent = True
+        execution.gpus = tuple(device.uuid for device in session.devices or ())
         execution.times.sent_s = time.monotonic()
         worker.send(*self._order(session, execution))
         execution.forget_source()
@@ -407,6 +408,8 @@ class Runner:
             execution.has_failed = True
         elif isinstance(body, t.InputRequest) and (session := self._session_of(execution)) is not None:
             session.waits_since_s = time.monotonic()
+        if isinstance(body, t.Returned):
+            execution.result_bytes += body.size
         if isinstance(body, t.Returned) and body.blob is not None:
             try:
                 self._artifacts.take_in(execution.principal, body.blob, body.size)

@@ -99,7 +99,8 @@ class Service:
             ProtocolError: The id is another body's, or the manifest cannot be read.
         """
         asked = t.read_manifest(manifest)
-        execution, is_new = self._records.new(principal, message, source)
+        along = len(manifest) + len(parcel)
+        execution, is_new = self._records.new(principal, message, source, along, client.product)
         if not is_new:
             return execution
         execution.manifest, execution.parcel, execution.wants = manifest, parcel, asked.wants
@@ -312,6 +313,10 @@ class Service:
     def executions(self, principal: str, client: m.Hello, name: str) -> tuple[m.ExecutionInfo, ...]:
         """The newest executions of a session, newest first."""
         return self._records.of_session(principal, name or f"~{client.client_id}", name)
+
+    def records(self, principal: str, ask: m.ListRecords) -> tuple[m.Record, ...]:
+        """The principal's executions: those that run and wait, or those that have ended."""
+        return self._records.live(principal, ask) if ask.is_live else self._records.ended(principal, ask)
 
     # ── upkeep ──
 

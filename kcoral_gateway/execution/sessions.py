@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ class Times:
 
     taken_s: float = 0.0
     sent_s: float = 0.0
+    ended_s: float = 0.0
     turn_wait_s: float = 0.0
     turn_held_s: float = 0.0
     _asked_s: float = 0.0
@@ -99,6 +101,11 @@ class Execution:
     has_failed: bool = False  # it has told which instruction did
     clock: Clock = field(default_factory=lambda: Clock(None, lambda: None))
     times: Times = field(default_factory=Times)
+    finished: m.Finished | None = None
+    sent_bytes: int = 0
+    result_bytes: int = 0  # of values that went back
+    gpus: tuple[str, ...] = ()  # it ran on
+    client: str = ""
 
     @property
     def is_alone(self) -> bool:
@@ -107,9 +114,37 @@ class Execution:
 
     def emit(self, body: m.EventBody, buffers: Sequence[framing.Buffer] = ()) -> None:
         """Journal an event and wake the readers."""
+        if isinstance(body, m.Finished):
+            self.finished = body
+            self.times.ended_s = time.monotonic()
         self.journal.append(body, buffers)
         for wake in self.watchers:
             wake()
+
+    def record(self, now: float) -> m.Record:
+        """What stays of it; ``now`` is monotonic."""
+        times, ended = self.times, self.finished
+        lines = self.source[:4096].decode("utf-8", "replace").strip().splitlines()
+        end_s = times.ended_s or now
+        return m.Record(
+            self.execution_id,
+            self.message.kind,
+            "" if self.session.startswith("~") else self.session,
+            ended.status if ended is not None else "running" if times.sent_s else "queued",
+            ended.code if ended is not None else "",
+            self.started_s,
+            round((times.sent_s or end_s) - (times.taken_s or end_s), 6),
+            round(end_s - times.sent_s, 6) if times.sent_s else 0.0,
+            round(times.turn_wait_s, 6),
+            round(times.turn_held_s, 6),
+            self.gpus,
+            self.sent_bytes,
+            self.journal.stream_bytes,
+            self.result_bytes,
+            self.digest.hex(),
+            lines[0][:80] if lines else "",
+            self.client[:100],
+        )
 
     def blame(self, kind: steps.ErrorKind, message: str) -> None:
         """Tell which instruction a program was at when it ended without telling."""

@@ -49,6 +49,13 @@ class Inbox:
                 self._keep(self._channel.recv(self._size))
         return self._messages.popleft()
 
+    def wait(self, timeout_s: float | None, *others: int) -> bool:
+        """Until the host sends something, ``timeout_s`` is over or one of ``others`` can be read; whether it sent."""
+        if self._messages:
+            return True
+        channel = self._channel.fileno()
+        return channel in select.select([channel, *others], [], [], timeout_s)[0]
+
     @property
     def _size(self) -> int:
         return _BUSY_BYTES if self._splitter.has_partial else _READ_BYTES

@@ -54,6 +54,23 @@ class Stdin(io.TextIOBase):
         """Not a terminal, as in a notebook."""
         return False
 
+    # ── bytes, for a tool's standard input: the same question, answered by the next piece ──
+
+    def ask_piece(self) -> None:
+        """Ask for the next piece."""
+        self._output.send(t.InputRequest(""))
+
+    def has_piece(self, timeout_s: float | None, *others: int) -> bool:
+        """Wait for an answer, ``timeout_s`` or one of the descriptors ``others``; whether it is an answer."""
+        return self._inbox.wait(timeout_s, *others)
+
+    def piece(self) -> bytes | None:
+        """The answer; ``None`` at the end of the input. What is no answer is passed over."""
+        message = self._inbox.next()
+        while not isinstance(message.body, t.InputReply):
+            message = self._inbox.next()
+        return None if message.body.is_refused else bytes(message.buffers[0])
+
     def _ask(self, prompt: str, *, is_password: bool) -> str:
         if not self.is_allowed or not self._output.is_owner:
             raise StdinNotImplementedError("input() was called, but this front end takes no input: say it in the cell")

@@ -245,6 +245,22 @@ class AsyncClient:
         """A session's newest executions, newest first."""
         return (await self._ask(m.Executions, m.ListExecutions(next(self._numbers), session))).executions
 
+    async def jobs(self) -> tuple[m.Record, ...]:
+        """What of the principal's runs or waits, newest first."""
+        return (await self._ask(m.Records, m.ListRecords(next(self._numbers), is_live=True))).records
+
+    async def records(
+        self, *, session: str | None = None, since_s: float = 0.0, limit: int = 100
+    ) -> tuple[m.Record, ...]:
+        """What the principal's ended executions left behind, newest first, at most 1,000 of them.
+
+        Args:
+            session: Of this one only; empty for all without a named session.
+            since_s: Begun since then, in Unix time.
+        """
+        ask = m.ListRecords(next(self._numbers), False, session, since_s, limit)
+        return (await self._ask(m.Records, ask)).records
+
     async def storage(self) -> t.Storage:
         """What the principal's files and values take at the gateway."""
         return await self._ask(t.Storage, t.ListStorage(next(self._numbers)))
@@ -344,9 +360,9 @@ class AsyncClient:
         """What an execution waits for; sent again after a cut, until the execution goes on."""
         await self._keep_sending(message.execution_id, framing.encode(message, (files, parcel)))
 
-    async def answer(self, execution_id: str, text: str | None) -> None:
-        """The line that an execution asked for; ``None`` if nobody can be asked."""
-        data = (text or "").encode("utf-8", "surrogatepass")
+    async def answer(self, execution_id: str, text: str | bytes | None) -> None:
+        """The line that an execution asked for, or a tool's next input; ``None`` if nobody can be asked, or it ends."""
+        data = text if isinstance(text, bytes) else (text or "").encode("utf-8", "surrogatepass")
         await self._keep_sending(execution_id, framing.encode(t.InputReply(execution_id, text is None), (data,)))
 
     async def _keep_sending(self, execution_id: str, frames: list[bytes]) -> None:

@@ -168,9 +168,7 @@ class Job:
             KCoralError: It could not run, or its result cannot travel.
         """
         if self._result is None:
-            for output in self._execution:
-                if self._is_live:
-                    output.print()
+            self._execution.follow(lambda output: output.print() if self._is_live else None)
             self._result = self._execution.result()
         return self._result.values["result"]
 

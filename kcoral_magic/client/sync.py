@@ -98,9 +98,7 @@ class Client:
     def execute(self, program: Program, *, is_live: bool = False, **options: Any) -> ProgramResult:
         """As ``AsyncClient.execute``. ``is_live``: print here what it prints there, as it is printed."""
         execution = self.submit(program, **options)
-        for output in execution:
-            if is_live:
-                output.print()
+        execution.follow(lambda output: output.print() if is_live else None)
         return result_of(program, execution.collector)
 
     def submit(self, program: Program, **options: Any) -> Execution:
@@ -154,6 +152,14 @@ class Client:
         """As ``AsyncClient.executions``."""
         return self._loop.call(self.aio.executions(session))
 
+    def jobs(self) -> tuple[m.Record, ...]:
+        """As ``AsyncClient.jobs``."""
+        return self._loop.call(self.aio.jobs())
+
+    def records(self, **options: Any) -> tuple[m.Record, ...]:
+        """As ``AsyncClient.records``."""
+        return self._loop.call(self.aio.records(**options))
+
     def storage(self) -> t.Storage:
         """As ``AsyncClient.storage``."""
         return self._loop.call(self.aio.storage())
@@ -170,7 +176,7 @@ class Client:
         """As ``AsyncClient.interrupt``."""
         self._loop.call(self.aio.interrupt(execution_id, kill=kill))
 
-    def answer(self, execution_id: str, text: str | None) -> None:
+    def answer(self, execution_id: str, text: str | bytes | None) -> None:
         """As ``AsyncClient.answer``."""
         self._loop.call(self.aio.answer(execution_id, text))
 
@@ -288,6 +294,15 @@ class Execution:
             self.take(output)
             yield output
 
+    def follow(self, show: Callable[[Output], None]) -> None:
+        """Read to the end, showing every output. A Ctrl-C in the middle of ``show`` stops the remote body as well."""
+        for output in self:
+            try:
+                show(output)
+            except KeyboardInterrupt:
+                self.interrupt()
+                raise
+
     def on_late(self, show: Callable[[Output], None]) -> None:
         """Have what arrives after ``Finished`` shown (on the client's thread)."""
         while True:
@@ -335,7 +350,7 @@ class Execution:
         """What ``result`` would raise, once it has been read to its end."""
         return self.collector.exception()
 
-    def answer(self, text: str | None) -> None:
+    def answer(self, text: str | bytes | None) -> None:
         """The line that the body asked for; ``None`` if nobody can be asked."""
         self._client.answer(self.execution_id, text)
 

@@ -15,9 +15,9 @@ from traitlets import Bool, Float, Int, Unicode
 
 from kcoral_magic import config
 from kcoral_magic.client.sync import Client
-from kcoral_magic.display import html
+from kcoral_magic.display import html, listings
 from kcoral_magic.errors import KCoralError, NotFoundError, UsageError
-from kcoral_magic.kernel import views
+from kcoral_magic.kernel import running, views
 from kcoral_magic.kernel.cells import Cells
 from kcoral_magic.kernel.completion import Completer
 from kcoral_magic.kernel.filing import Filing
@@ -26,7 +26,7 @@ from kcoral_magic.kernel.options import NAME, cell_parser, documentation, line_p
 from kcoral_magic.kernel.proxy import Proxy
 from kcoral_magic.protocol import messages as m
 
-_NEEDS_GATEWAY = frozenset("gpus sessions output interrupt restart close put get ls rm df sync".split())
+_NEEDS_GATEWAY = frozenset("gpus sessions output interrupt restart close put get ls rm df sync run".split())
 
 
 @magics_class
@@ -135,13 +135,13 @@ class KCoral(Magics):
             return html.Table(f"kcoral: not connected; the first cell uses {self.target().shown}", (), ())
         client = self._client()
         welcome = client.connect()
-        return views.status(self.target().shown, welcome, client.gpus(), self._sessions(client))
+        return listings.status(self.target().shown, welcome, client.gpus(), self._sessions(client))
 
     def _do_gpus(self, options: argparse.Namespace) -> html.Table:
-        return views.gpus(self._client().gpus())
+        return listings.gpus(self._client().gpus())
 
     def _do_sessions(self, options: argparse.Namespace) -> html.Table:
-        return views.sessions(self._sessions(self._client()), time.time())
+        return listings.sessions(self._sessions(self._client()), time.time())
 
     def _sessions(self, client: Client) -> tuple[m.SessionInfo, ...]:
         infos = client.sessions()
@@ -158,6 +158,9 @@ class KCoral(Magics):
         if isinstance(error := execution.exception(), NotFoundError):
             raise error
         return views.CellOutput(execution.collected())
+
+    def _do_run(self, options: argparse.Namespace) -> None:
+        running.run(self, options)
 
     def _do_interrupt(self, options: argparse.Namespace) -> None:
         client = self._client()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 from IPython.core.error import UsageError as IPythonUsageError
 
 from kcoral_magic.errors import UsageError
-from kcoral_magic.protocol.wire import is_session_name
+from kcoral_magic.tools import TOOLS, arguments
 
 NAME = "kcoral"
 
@@ -19,22 +19,6 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise IPythonUsageError(f"{self.prog}: {message}\n{self.format_usage().strip()}")
-
-
-def _gpus(text: str) -> int | Literal["all"]:
-    if text == "all":
-        return "all"
-    if "," in text:
-        raise argparse.ArgumentTypeError(f"a count or 'all', got {text!r}: the gateway chooses which GPUs")
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"a count or 'all', got {text!r}")
-    return int(text)
-
-
-def _session(text: str) -> str:
-    if not is_session_name(text):
-        raise argparse.ArgumentTypeError(f"1–64 letters, digits, '.', '_' or '-', got {text!r}")
-    return text
 
 
 def _names(text: str) -> list[str]:
@@ -53,16 +37,6 @@ def _wants(text: str) -> list[str]:
     return [text]
 
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"seconds above 0, got {text!r}")
-    return value
-
-
 def cell_parser() -> _Parser:
     """Of a cell's line."""
     parser = _Parser("%%kcoral", add_help=False)
@@ -72,14 +46,19 @@ def cell_parser() -> _Parser:
 
 def _add_cell_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--gpus", type=_gpus, metavar="N|all", help="GPUs of the session, fixed by its first cell (default 1, or 0)")
-    add("--session", type=_session, metavar="NAME", help="a named session; it outlives the notebook")
+    add(
+        "--gpus",
+        type=arguments.gpus,
+        metavar="N|all",
+        help="GPUs of the session, fixed by its first cell (1, or 0)",
+    )
+    add("--session", type=arguments.session, metavar="NAME", help="a named session; it outlives the notebook")
     add("--python", metavar="NAME", help="one of the gateway's interpreter environments, fixed by the first cell")
     add("-i", "--in", dest="inputs", type=_names, action="extend", metavar="A,B", help="send these names in any case")
     add("-o", "--out", dest="outputs", type=_wants, action="extend", metavar="C,D", help="bring back; or w=EXPRESSION")
     add("--fresh", action="store_true", help="run in a new worker on the session's GPUs and throw it away")
-    add("--timeout", type=_seconds, metavar="S", help="interrupt after S seconds of running, kill 5 s later")
-    add("--queue-timeout", type=_seconds, metavar="S", help="give up after S seconds without GPUs")
+    add("--timeout", type=arguments.seconds, metavar="S", help="interrupt after S seconds of running, kill 5 s later")
+    add("--queue-timeout", type=arguments.seconds, metavar="S", help="give up after S seconds without GPUs")
     add("--no-capture", action="store_true", help="do not send what the cell reads of the notebook")
     add("--no-sync", action="store_true", help="do not send the code that the cell imports")
     add("--cwd", metavar="DIR", help="run in this folder of the workspace")
@@ -100,10 +79,10 @@ def line_parsers() -> dict[str, _Parser]:
     output.add_argument("execution", nargs="?", default="", help="an execution's id; the last one by default")
     interrupt = parser("interrupt", "stop what a session runs")
     restart = parser("restart", "a new, empty worker")
-    restart.add_argument("--gpus", type=_gpus, metavar="N|all", help="on that many GPUs")
+    restart.add_argument("--gpus", type=arguments.gpus, metavar="N|all", help="on that many GPUs")
     close = parser("close", "end a session")
     for sub in (interrupt, restart, close):
-        sub.add_argument("session", nargs="?", type=_session, help="the notebook's own by default")
+        sub.add_argument("session", nargs="?", type=arguments.session, help="the notebook's own by default")
     connect = parser("connect", "use the gateway at URL; without one, your own on this machine")
     connect.add_argument("url", nargs="?", default="", help="wss://host:port")
     connect.add_argument("--ca", metavar="FILE", help="certificate authority, PEM")
@@ -125,7 +104,11 @@ def line_parsers() -> dict[str, _Parser]:
     sync.add_argument("--watch", action="store_true", help="and what changes in it, before every cell")
     sync.add_argument("--yes", action="store_true", help="also when it is large")
     for sub in (put, get, ls, rm, df, sync):
-        sub.add_argument("--session", type=_session, default=None, metavar="NAME")
+        sub.add_argument("--session", type=arguments.session, default=None, metavar="NAME")
+    run = parser("run", "a program or a tool there: run python script.py ARGS, run shell 'make && ./bench'")
+    arguments.add_run_options(run)
+    run.add_argument("tool", choices=list(TOOLS), metavar="TOOL", help=", ".join(TOOLS))
+    run.add_argument("words", nargs=argparse.REMAINDER, metavar="...")
     use = parser("use", "defaults for the cells of this notebook; --clear forgets them")
     _add_cell_options(use)
     use.add_argument("--local", action="store_true", help="run marked cells here, without a gateway")

@@ -146,6 +146,34 @@ class ExecutionInfo(Wire, frozen=True):
     first_line: Short
 
 
+class Record(Wire, frozen=True):
+    """What stays of an execution, longer than its journal. Times in seconds, ``started_s`` in Unix time.
+
+    ``status`` is ``queued`` or ``running`` until it has ended; ``code`` says why it failed. ``waited_s`` is the time
+    before it ran (for GPUs, a place, earlier bodies, a worker), ``turn_wait_s`` and ``turn_held_s`` are of a program's
+    GPUs. ``sent_bytes`` is of the source and what came along, ``text_bytes`` and ``result_bytes`` of what came back.
+    ``digest`` is the source's SHA-256.
+    """
+
+    execution_id: ExecutionId
+    kind: Literal["cell", "program"]
+    session: Short
+    status: Short
+    code: Short
+    started_s: float
+    waited_s: float
+    ran_s: float
+    turn_wait_s: float
+    turn_held_s: float
+    gpus: tuple[Short, ...]
+    sent_bytes: Number
+    text_bytes: Number
+    result_bytes: Number
+    digest: Short
+    first_line: Short
+    client: Short = ""
+
+
 # ── Events of an execution: what a journal holds ────────────────────────────────────────────────────────────────────
 
 
@@ -348,6 +376,16 @@ class ListExecutions(Wire, frozen=True):
     session: SessionName
 
 
+class ListRecords(Wire, frozen=True):
+    """Asks for a ``Records`` reply: what runs and waits now, or what has ended since ``since_s`` (Unix time)."""
+
+    request: Number
+    is_live: bool = False
+    session: Short | None = None
+    since_s: float = 0.0
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+
+
 class Restart(Wire, frozen=True):
     """Give the session a new, empty worker, with another shape if ``gpus`` says so."""
 
@@ -380,6 +418,7 @@ ToGateway = (
     | ListSessions
     | ListGpus
     | ListExecutions
+    | ListRecords
     | Restart
     | CloseSession
 )
@@ -442,6 +481,13 @@ class Executions(Wire, frozen=True):
     executions: tuple[ExecutionInfo, ...]
 
 
+class Records(Wire, frozen=True):
+    """Reply to ``ListRecords``, newest first."""
+
+    request: Number
+    records: tuple[Record, ...]
+
+
 class Done(Wire, frozen=True):
     """Reply to ``Restart`` and ``CloseSession``."""
 
@@ -449,7 +495,20 @@ class Done(Wire, frozen=True):
 
 
 ToClient = (
-    Event | Skip | CaughtUp | Problem | Held | Piece | Storage | Ping | Pong | Sessions | GpuList | Executions | Done
+    Event
+    | Skip
+    | CaughtUp
+    | Problem
+    | Held
+    | Piece
+    | Storage
+    | Ping
+    | Pong
+    | Sessions
+    | GpuList
+    | Executions
+    | Records
+    | Done
 )
 
 # ── Gateway ⇄ worker host ───────────────────────────────────────────────────────────────────────────────────────────

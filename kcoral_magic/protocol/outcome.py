@@ -8,18 +8,20 @@ a stranger's word: ``unpack`` lets pass only what the format knows.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kcoral_magic.errors import ProtocolError
-from kcoral_magic.protocol.program import ITEM_BYTES
+from kcoral_magic.protocol.program import ITEM_BYTES, MAX_DIMENSIONS
 
 _MAGIC = b"KCO1"
 _HEAD = struct.Struct("<4sI")
 _HEAD_BYTES = 64 * 1024 * 1024  # of JSON: a list of numbers is JSON too
 _DEPTH = 200
+_PART = "return:{}"
 _SCALARS: dict[str, type | tuple[type, ...]] = {"boolean": bool, "integer": int, "number": (int, float), "string": str}
 Value = dict[str, Any]
 
@@ -88,7 +90,7 @@ class _Parts:
     def take(self, value: Value, fields: set[str]) -> int:
         """The size of the next part, which ``value`` refers to."""
         digest = value.get("sha256")
-        if value.keys() != fields | {"type", "part", "sha256"} or value["part"] != self.next:
+        if value.keys() != fields | {"type", "part", "sha256"} or not _is(value["part"], self.next):
             raise ProtocolError("a returned value does not use its parts in order")
         if not isinstance(digest, str) or len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
             raise ProtocolError("a returned value has no SHA-256")
@@ -110,6 +112,8 @@ def _check(value: Any, parts: _Parts, depth: int) -> None:
             inner = value["value"]
             if not isinstance(inner, _SCALARS[kind]) or (isinstance(inner, bool) and kind != "boolean"):
                 raise ProtocolError(f"a returned {kind} is none")
+            if isinstance(inner, float) and not math.isfinite(inner):
+                raise ProtocolError(f"{inner} is no JSON number")
         case "array":
             _exact(value, {"type", "value"})
             for item in _typed(value["value"], list):
@@ -123,10 +127,13 @@ def _check(value: Any, parts: _Parts, depth: int) -> None:
         case "tensor":
             size = parts.take(value, {"dtype", "shape"})
             shape, item = _typed(value["shape"], list), ITEM_BYTES.get(str(value["dtype"]))
-            if item is None or not all(type(n) is int and n >= 0 for n in shape) or _product(shape) * item != size:
+            if item is None or len(shape) > MAX_DIMENSIONS or not all(type(n) is int and n >= 0 for n in shape):
+                raise ProtocolError("a returned tensor has no shape, or a dtype that does not travel")
+            if math.prod(shape) * item != size:
                 raise ProtocolError("a returned tensor has another size than its dtype and shape say")
         case "file":
-            if parts.take(value, {"size"}) != value["size"]:
+            size = parts.take(value, {"size"})
+            if not _is(value["size"], size):
                 raise ProtocolError("a returned file has another size than it says")
         case "folder":
             _exact(value, {"type", "files", "directories"})
@@ -140,11 +147,8 @@ def _check(value: Any, parts: _Parts, depth: int) -> None:
             raise ProtocolError("a returned value is of no type that travels")
 
 
-def _product(shape: Sequence[int]) -> int:
-    result = 1
-    for n in shape:
-        result *= n
-    return result
+def _is(value: Any, number: int) -> bool:
+    return type(value) is int and value == number  # to Python, true and 1.0 are 1 too
 
 
 def _exact(value: Value, fields: set[str]) -> None:
@@ -170,25 +174,24 @@ class Outcome:
 
     def add(self, returned: Returned, holder: Any) -> None:
         """One more value, whose bytes ``holder`` has."""
-        self.results[returned.key] = _shifted(returned.value, len(self.parts))
+        self.results[returned.key] = _named(returned.value, len(self.parts))
         offset = returned.start
         for size in returned.sizes:
             self.parts.append((holder, offset, size))
             offset += size
 
 
-def _shifted(value: Value, by: int) -> Value:
-    if not by:
-        return value
+def _named(value: Value, before: int) -> Value:
+    """With the names that the response's parts have; ``before`` of them belong to values before this one."""
     match value["type"]:
         case "array":
-            return {**value, "value": [_shifted(item, by) for item in value["value"]]}
+            return {**value, "value": [_named(item, before) for item in value["value"]]}
         case "object":
-            return {**value, "value": {key: _shifted(item, by) for key, item in value["value"].items()}}
+            return {**value, "value": {key: _named(item, before) for key, item in value["value"].items()}}
         case "folder":
-            return {**value, "files": {path: _shifted(item, by) for path, item in value["files"].items()}}
+            return {**value, "files": {path: _named(item, before) for path, item in value["files"].items()}}
         case _:
-            return {**value, "part": value["part"] + by} if "part" in value else value
+            return {**value, "part": _PART.format(before + value["part"])} if "part" in value else value
 
 
 def multipart(result: Mapping[str, Any], parts: Sequence[int], boundary: str) -> tuple[list[bytes], int]:
@@ -200,8 +203,9 @@ def multipart(result: Mapping[str, Any], parts: Sequence[int], boundary: str) ->
     lead = f'--{boundary}\r\nContent-Disposition: form-data; name="result"\r\nContent-Type: application/json\r\n\r\n'
     text = lead.encode() + json.dumps(result, allow_nan=False).encode()
     for number in range(len(parts)):
-        name = f'Content-Disposition: form-data; name="return:{number}"\r\nContent-Type: application/octet-stream'
-        pieces.append(text + f"\r\n--{boundary}\r\n{name}\r\n\r\n".encode())
+        disposition = f'Content-Disposition: form-data; name="{_PART.format(number)}"'
+        lines = ("", f"--{boundary}", disposition, "Content-Type: application/octet-stream", "", "")
+        pieces.append(text + "\r\n".join(lines).encode())
         text = b""
     pieces.append(text + f"\r\n--{boundary}--\r\n".encode())
     return pieces, sum(map(len, pieces)) + sum(parts)

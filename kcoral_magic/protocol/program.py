@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, cast
@@ -19,12 +20,15 @@ from msgspec import Meta
 from kcoral_magic.errors import ProgramInvalid
 
 MAX_GPUS = 8  # of one program, as KCoral has it
+MAX_DIMENSIONS = 64  # of torch and numpy; the product of a million lengths would take hours
 ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2,
     "float32": 4, "float64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
 _PATH_BYTES, _PART_BYTES = 4096, 255
-_Id = Annotated[str, Meta(min_length=1, max_length=1024)]
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half a character, unless its other half follows
+_Id = Annotated[str, Meta(min_length=1, max_length=512)]  # an error names it whole
+_Key = Annotated[str, Meta(min_length=1)]
 Blob = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
@@ -55,7 +59,7 @@ class UploadTensor(_Instruction, frozen=True):
     kind: Literal["tensor"]
     blob: Blob
     dtype: str
-    shape: tuple[Annotated[int, Meta(ge=0)], ...]
+    shape: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=MAX_DIMENSIONS)]
 
     @property
     def size(self) -> int:
@@ -105,7 +109,7 @@ class ReturnValue(_Instruction, frozen=True):
     """Send a value back under a key."""
 
     op: Literal["return"]
-    key: str
+    key: _Key
     value: Ref
 
 
@@ -113,7 +117,7 @@ class ReturnPath(_Instruction, frozen=True):
     """Send a file or folder of the workspace back under a key."""
 
     op: Literal["return"]
-    key: str
+    key: _Key
     kind: Literal["file", "folder"]
     path: str | Ref
 
@@ -192,15 +196,21 @@ def parse(data: bytes | bytearray | memoryview) -> Program:
 
 
 def strict_json(data: bytes | bytearray | memoryview) -> Any:
-    """JSON as RFC 8259 has it: UTF-8, no key twice, no NaN or infinity.
+    """JSON as RFC 7493 has it: UTF-8, no key twice, no number that is none, no half of a character.
 
     Raises:
         ProgramInvalid: It is not.
     """
     try:
-        return json.loads(str(data, "utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        text = str(data, "utf-8")
+        made = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+        if _SURROGATE.search(text):
+            json.dumps(made, ensure_ascii=False).encode()
+        return made
     except UnicodeDecodeError as error:
         raise ProgramInvalid(f"the program is not UTF-8: {error.reason} at byte {error.start}") from None
+    except UnicodeEncodeError as error:
+        raise ProgramInvalid(f"the program has {error.object[error.start]!a}, half a character") from None
     except RecursionError:
         raise ProgramInvalid("the program is nested too deeply") from None
     except ValueError as error:
@@ -218,6 +228,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> Any:
     raise ProgramInvalid(f"{name} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ProgramInvalid(f"{text:.80} is beyond what a number can be")
+    return number
 
 
 def instruction_of(item: Any, index: int) -> Instruction:
@@ -308,7 +324,7 @@ class Rules:
             case Run(fn=ref, args=args):
                 self._find(ref, where)
                 for arg in args:
-                    if (inner := as_ref(arg, where)) is not None:
+                    if (inner := as_ref(arg)) is not None:
                         self._find(inner, where)
             case ReturnValue(value=ref):
                 self._find(ref, where)
@@ -322,15 +338,12 @@ class Rules:
             raise ProgramInvalid(f"{where}: {ref.id!r:.80} was not made by an earlier instruction")
 
 
-def as_ref(value: Any, where: str = "") -> Ref | None:
-    """The reference that a top-level argument is, or ``None`` if it is data.
-
-    Raises:
-        ProgramInvalid: It has ``$ref`` as its only key, but no id there.
-    """
-    if not (isinstance(value, Mapping) and value.keys() == {"$ref"}):
+def as_ref(value: Any) -> Ref | None:
+    """The reference that a top-level argument is, or ``None`` if it is data: it has more keys, or no id."""
+    if not (isinstance(value, dict) and value.keys() == {"$ref"}):
         return None
-    return cast(Ref, _convert(value, Ref, where))
+    name = value["$ref"]
+    return Ref(name) if isinstance(name, str) and name else None
 
 
 def _place(files: dict[str, str], path: str, where: str) -> None:

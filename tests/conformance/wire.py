@@ -245,6 +245,12 @@ class Endpoint:
         self.stranger = stranger
         self.http = httpx.Client(base_url=url, timeout=60, trust_env=False)
 
+    def __enter__(self) -> Endpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+
     @property
     def is_ours(self) -> bool:
         return self.token is not None

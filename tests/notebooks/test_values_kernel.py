@@ -374,3 +374,19 @@ def test_an_instance_of_a_class_from_before_its_redefinition_is_told(kernel: Ker
     cell = kernel.run("%%kcoral -o kept\npass")
     assert "kept: of a class as it was before it was defined again here" in str(cell.shown())
     assert kernel.run("isinstance(kept[0], Model)").shown() == ["False"]
+
+
+# ── tools ──
+
+
+def test_a_script_runs_in_the_session_and_its_failure_is_the_cell_s(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.run(f"import os; os.chdir({str(tmp_path)!r})")
+    (tmp_path / "script.py").write_text(
+        "import sys\nopen('made.txt', 'w').write('made')\nprint(sys.argv[1:])\nsys.exit(3)"
+    )
+    cell = kernel.run("%kcoral run --fetch made.txt --out got python script.py --arg 1")
+    assert output(cell) == ["['--arg', '1']\n", "ExitStatusError"]
+    assert "exit status 3: python script.py --arg 1" in cell.traceback
+    assert (tmp_path / "got" / "made.txt").read_text() == "made"
+    assert kernel.run("%%kcoral\nopen('made.txt').read()").shown() == ["'made'"]
+    assert output(kernel.run("%kcoral run shell 'cat made.txt'")) == ["made"]
