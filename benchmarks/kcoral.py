@@ -1,4 +1,4 @@
-"""Programs on KCoral 0.1.1's server and on ours, in one run: ``make bench``, ``python -m benchmarks.kcoral --only ROW``.
+"""Programs on KCoral 0.1.1's server and on ours, in one run: ``make bench``, or ``python -m benchmarks.kcoral``.
 
 Both serve the CPU, with two workers, one program for each worker, and their default sandbox; KCoral's own client asks
 both, but for the rows of our own client and command. The sides take turns, and between two latency requests both pools
@@ -22,7 +22,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -34,7 +33,8 @@ _ROOT = Path(__file__).parents[1]
 _MIB = 1024 * 1024
 _SIZE = 100 * _MIB
 _WORKERS = 2
-_SETTLE_S = 0.5  # a worker that has been started still imports
+_LEAVE_S = 0.2  # for the worker that has answered to be gone
+_SETTLE_S = 1.0  # a worker that has been started still imports
 _WAIT_S = 60.0
 
 
@@ -128,9 +128,9 @@ class Sides:
     def settle(self) -> None:
         """Wait until both have a worker for whoever comes next."""
         ours, _ = self.processes
+        time.sleep(_LEAVE_S)
         wait_for(lambda: has_full_pool(self.urls[1]), "KCoral's pool is full")
-        wait_for(lambda: has_worker(ours), "our gateway has a spare worker")
-        time.sleep(_SETTLE_S)
+        wait_for(lambda: has_settled(ours), "our gateway has spare workers")
 
     def rounds(self, count: int, ours: Callable[[], float], theirs: Callable[[], float]) -> Pairs:
         """The two taking turns; one round before is thrown away."""
@@ -167,20 +167,21 @@ class Sides:
         return took
 
 
-def has_worker(process: psutil.Process) -> bool:
-    """Whether our gateway has a process that is a worker."""
+def has_settled(process: psutil.Process) -> bool:
+    """Whether our gateway has workers, and all of them have had the time to become ready."""
+    born = []
     for child in process.children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if "kcoral_gateway.worker" in " ".join(child.cmdline()):
-                return True
-    return False
+                born.append(child.create_time())
+    return bool(born) and time.time() - max(born) >= _SETTLE_S
 
 
 # ── rows ──
 
 
 def http(sides: Sides, report: Report, count: int) -> None:
-    report.ratio("trivial program, fresh sandboxed worker, HTTP", sides.http(3 * count, "trivial"), 0.35)
+    report.ratio("trivial program, fresh sandboxed worker, HTTP", sides.http(2 * count, "trivial"), 0.35)
 
 
 def websocket(sides: Sides, report: Report, count: int) -> None:
@@ -198,7 +199,7 @@ def websocket(sides: Sides, report: Report, count: int) -> None:
                 raise RuntimeError("another answer was expected")
             return took
 
-        pairs = sides.rounds(3 * count, ours, lambda: sides.driver("trivial", sides.urls[1]))
+        pairs = sides.rounds(2 * count, ours, lambda: sides.driver("trivial", sides.urls[1]))
     report.ratio("the same, our client / KCoral's", pairs, 0.2)
 
 

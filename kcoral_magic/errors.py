@@ -13,7 +13,7 @@
     │   ├── ProgramInvalid          program             a KCoral program that breaks a rule of its language
     │   └── ProtocolError           protocol            bytes or messages against PROTOCOL.md
     ├── RemoteError                 remote              user code raised; its type is not known here
-    │   └── ExitStatusError         exit_status         a tool or program ended with another status than 0
+    ├── ExitStatusError             exit_status         a tool or program ended with another status than 0
     └── SystemFault                 the system's fault
         ├── QueueTimeout            queue_timeout       no GPUs within --queue-timeout
         ├── ExecutionTimeout        timeout             the cell ran longer than --timeout
@@ -120,7 +120,7 @@ class RemoteError(KCoralError):
         self.evalue = evalue
 
 
-class ExitStatusError(RemoteError):
+class ExitStatusError(KCoralError):
     """A program ended with another status than 0.
 
     Attributes:
@@ -129,8 +129,8 @@ class ExitStatusError(RemoteError):
 
     code = "exit_status"
 
-    def __init__(self, status: int, what: str) -> None:
-        super().__init__(f"exit status {status}", what)
+    def __init__(self, what: str, status: int = 1) -> None:
+        super().__init__(what)
         self.status = status
 
 

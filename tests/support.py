@@ -40,6 +40,13 @@ def _command(process: psutil.Process) -> str:
         return ""
 
 
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children()
+    except psutil.NoSuchProcess:
+        return []
+
+
 class GatewayProcess:
     """``kcoral-gateway`` as people start it."""
 
@@ -93,7 +100,9 @@ class GatewayProcess:
         return psutil.Process(self.pid)
 
     def hosts(self) -> list[psutil.Process]:
-        return [child for child in self.me.children() if "kcoral_gateway.host" in _command(child)]
+        zygotes = [child for child in self.me.children() if "kcoral_gateway.host" in _command(child)]
+        children = [child for zygote in zygotes for child in _children(zygote)]
+        return [child for child in children if "kcoral_gateway.host" in _command(child)]
 
     def workers(self) -> list[psutil.Process]:
         return [p for p in self.me.children(recursive=True) if "kcoral_gateway.worker" in _command(p)]

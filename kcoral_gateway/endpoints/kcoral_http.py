@@ -35,7 +35,7 @@ from kcoral_magic.protocol import PRODUCT, outcome, program
 from kcoral_magic.protocol import messages as m
 
 _log = getLogger(__name__)
-_PROGRAM_BYTES = 64 * 1024 * 1024
+_PROGRAM_BYTES = 8 * 1024 * 1024  # as a body has over the websocket; large data is a blob
 _BLOB = re.compile(r"blob:([0-9a-f]{64})")
 _TIMEOUT_S, _MAX_TIMEOUT_S = 300.0, 900.0  # KCoral's default and most, as are those below
 _QUEUE_S = 1800.0
@@ -180,7 +180,7 @@ class KCoralHttp:
             queue_timeout_s=_QUEUE_S,
             kind="program",
         )
-        return self._service.execute(principal, self._hello, message, source, returns="kcoral")
+        return self._service.execute(principal, self._hello, message, source, returns="kcoral", parsed=made)
 
     async def _watch(self, request: Request, execution: Execution, principal: str, limit: int) -> Watched:
         """Until it has ended; a client that hangs up meanwhile ends it."""

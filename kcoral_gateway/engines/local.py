@@ -8,10 +8,8 @@ spares of their own, as many as run at once.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import secrets
-import sys
+import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +20,7 @@ import msgspec
 from kcoral_gateway.config import Config, Device, HostSpec, Level
 from kcoral_gateway.engines.base import Lease, Shape
 from kcoral_gateway.engines.cgroups import prepare
+from kcoral_gateway.engines.zygote import Host, Zygote
 
 _log = getLogger(__name__)
 _DEATH_S = 10.0  # for a killed process to be gone
@@ -32,7 +31,7 @@ class _Host:
     ticket: str
     shape: Shape
     uid: int
-    process: asyncio.subprocess.Process
+    process: Host
     watcher: asyncio.Task[None] | None = field(default=None)
 
 
@@ -50,6 +49,7 @@ class LocalEngine:
         self._callback: Callable[[str], None] = lambda ticket: None
         self._is_closing = False
         self._uids: set[int] = set()
+        self._zygote = Zygote("/" if level != "none" else None)
         self._cgroup = prepare() if level != "none" else None
 
     def on_host_exit(self, callback: Callable[[str], None]) -> None:
@@ -87,14 +87,18 @@ class LocalEngine:
             return  # all GPUs are taken: whoever comes next waits longer than a start takes
         uuids = self.choose(shape.principal, gpu_count, free, is_for_programs=shape.is_for_programs)
         wanted = self._on(shape, uuids)
-        fitting = 0
+        kept: Counter[int] = Counter()  # by number of GPUs
         for spare in self._spares_of(*key):
-            if spare.shape == (wanted if not shape.is_for_programs else replace(shape, devices=spare.shape.devices)):
-                fitting += len(spare.shape.devices) == gpu_count
+            number = len(spare.shape.devices)
+            is_like = spare.shape == (
+                wanted if not shape.is_for_programs else replace(shape, devices=spare.shape.devices)
+            )
+            if is_like and (number == gpu_count or not kept[number]):  # of other numbers one each
+                kept[number] += 1
             else:
                 self._spares[key].remove(spare.ticket)
                 self.drop(spare.ticket)
-        for _ in range(count - fitting - self._starting[key]):
+        for _ in range(count - kept[gpu_count] - self._starting[key]):
             if shape.is_for_programs:  # spread: each GPU's programs load while another one computes
                 wanted = self._on(shape, self._least_loaded(gpu_count, free))
             self._starting[key] += 1
@@ -130,20 +134,11 @@ class LocalEngine:
             is_for_programs=shape.is_for_programs,
             cgroup=self._cgroup,
         )
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "kcoral_gateway.host",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.DEVNULL,
-            cwd="/" if self._level != "none" else None,
-            env={name: value for name, value in os.environ.items() if not name.startswith("KCORAL_")},
-            start_new_session=True,  # a Ctrl-C at the gateway's terminal is not theirs
-        )
-        assert process.stdin is not None
-        with contextlib.suppress(ConnectionError, BrokenPipeError):  # it died at once: its watcher tells
-            process.stdin.write(msgspec.json.encode(spec))
-            process.stdin.close()
+        try:
+            process = await self._zygote.fork(msgspec.json.encode(spec))
+        except BaseException:
+            self._uids.discard(uid)
+            raise
         host = _Host(spec.ticket, shape, spec.uid, process)
         self._hosts[spec.ticket] = host
         host.watcher = asyncio.create_task(self._watch(host))
@@ -156,13 +151,13 @@ class LocalEngine:
         return uid
 
     async def _watch(self, host: _Host) -> None:
-        code = await host.process.wait()
+        await host.process.wait()
         self._hosts.pop(host.ticket, None)
         self._uids.discard(host.uid)
         spares = self._spares.get((host.shape.principal, host.shape.is_for_programs), [])
         if host.ticket in spares:
             spares.remove(host.ticket)
-        _log.info("host ended", extra={"ticket": host.ticket[:6], "exit_code": code})
+        _log.info("host ended", extra={"ticket": host.ticket[:6]})
         self._callback(host.ticket)
 
     def drop_spare(self, principal: str) -> None:
@@ -174,9 +169,8 @@ class LocalEngine:
     def drop(self, ticket: str) -> None:
         """End a host; its sandbox dies with it."""
         host = self._hosts.get(ticket)
-        if host is not None and host.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                host.process.terminate()  # it ends its worker, tidies up and goes
+        if host is not None:
+            host.process.signal(signal.SIGTERM)  # it ends its worker, tidies up and goes
 
     async def ended(self, ticket: str) -> None:
         """Until this host's process has ended, at most ``_DEATH_S``."""
@@ -195,5 +189,5 @@ class LocalEngine:
         if watchers:
             await asyncio.wait(watchers, timeout=_DEATH_S)
         for host in self._hosts.values():  # stuck, say in a driver: it goes when the kernel lets it
-            with contextlib.suppress(ProcessLookupError):
-                host.process.kill()
+            host.process.signal(signal.SIGKILL)
+        self._zygote.close()

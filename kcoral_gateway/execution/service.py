@@ -92,8 +92,9 @@ class Service:
         parcel: bytes = b"",
         *,
         returns: steps.Format = "values",
+        parsed: program.Program | None = None,
     ) -> Execution:
-        """Take a new execution, or find the one a repeat means.
+        """Take a new execution, or find the one a repeat means. ``parsed`` is the program in ``source``.
 
         Raises:
             ProtocolError: The id is another body's, or the manifest cannot be read.
@@ -106,7 +107,7 @@ class Service:
         execution.manifest, execution.parcel, execution.wants = manifest, parcel, asked.wants
         execution.format, execution.times.taken_s = returns, time.monotonic()
         try:
-            if message.kind == "program" and self._check_program(principal, source).needs_no_gpu:
+            if message.kind == "program" and self._checked(principal, parsed or program.parse(source)).needs_no_gpu:
                 ask = msgspec.structs.replace(message.session, gpus=message.session.gpus or 0)
                 message = msgspec.structs.replace(message, session=ask)
             self._check_files(principal, asked)
@@ -136,13 +137,12 @@ class Service:
         self._check_files(principal, t.read_manifest(files))
         self._to_worker(principal, message.execution_id, deliver, (bytes(files), bytes(parcel)))
 
-    def _check_program(self, principal: str, source: bytes) -> program.Program:
-        """Nothing of a program runs that breaks a rule, or whose blobs are not here.
+    def _checked(self, principal: str, made: program.Program) -> program.Program:
+        """A program whose blobs are here and fit.
 
         Raises:
-            ProgramInvalid, NotFoundError: It does, or they are not.
+            ProgramInvalid, NotFoundError: They do not, or are not.
         """
-        made = program.parse(source)
         for instruction in made.instructions:
             if (blob := getattr(instruction, "blob", None)) is None:
                 continue

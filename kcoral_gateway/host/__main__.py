@@ -1,4 +1,4 @@
-"""``python -m kcoral_gateway.host [inventory|check LEVEL UID]``: a worker host, or one question about this machine."""
+"""``python -m kcoral_gateway.host [inventory|check LEVEL UID]``: a worker hosts, or one question about this machine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import msgspec
 
 
 def main() -> None:
-    """Serve one worker (a ``HostSpec`` on standard input), or print JSON and end."""
+    """Fork a worker host for each ``HostSpec`` from the socket on standard input, or print JSON and end."""
     match sys.argv[1:]:
         case []:
-            from kcoral_gateway.host.main import main as serve
+            from kcoral_gateway.host.zygote import serve
 
             serve()
         case ["inventory"]:

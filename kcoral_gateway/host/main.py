@@ -8,18 +8,18 @@ worker and itself: taking up again (``orphan_s`` of the map) comes with adoption
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import assert_never
+
+import msgspec
 
 from kcoral_gateway.config import HostSpec
 from kcoral_gateway.host import processes
@@ -521,14 +521,11 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     raise _Gone
 
 
-def main() -> None:
-    """Read a ``HostSpec`` from standard input, dial the gateway, serve."""
-    import msgspec
-
-    gc.freeze()  # what was imported stays: later collections need not walk it
+def main(spec_json: bytes) -> None:
+    """Be the host of a ``HostSpec``: dial the gateway, serve."""
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the gateway's terminal is the gateway's to handle
-    spec = msgspec.json.decode(sys.stdin.buffer.read(), type=HostSpec)
+    spec = msgspec.json.decode(spec_json, type=HostSpec)
     gateway = socket.socket(socket.AF_UNIX)
     try:
         gateway.connect(spec.socket)

@@ -11,7 +11,6 @@ import ctypes
 import faulthandler
 import gc
 import os
-import platform
 import resource
 import signal
 import socket
@@ -25,6 +24,7 @@ from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import messages as m
 
 _PR_SET_PDEATHSIG = 1
+_IDLE_S = 0.05  # a program that is waited for comes sooner
 
 
 def main(channel_fd: int, fault_fd: int, limits: dict[str, int], blobs: str = "") -> None:
@@ -50,7 +50,7 @@ def main(channel_fd: int, fault_fd: int, limits: dict[str, int], blobs: str = ""
     inbox = Inbox(channel, interrupts)
     serve: Callable[[framing.Message[m.ToWorker]], bool]
     if blobs:
-        from kcoral_gateway.worker.program import Programs
+        from kcoral_gateway.worker.program import Programs, warm_up
 
         serve = Programs(output, inbox, interrupts, blobs).serve
     else:
@@ -59,7 +59,9 @@ def main(channel_fd: int, fault_fd: int, limits: dict[str, int], blobs: str = ""
         serve = Executor(output, inbox, interrupts).serve
     gc.collect()
     gc.freeze()  # what was imported stays: later collections need not walk it
-    output.send(m.Ready(platform.python_version()))
+    output.send(m.Ready(sys.version.split()[0]))
     with contextlib.suppress(HostGone):
+        if blobs and not inbox.wait(_IDLE_S):
+            warm_up()
         while serve(inbox.next()):
             pass

@@ -46,6 +46,11 @@ class InstructionFailed(Exception):
         self.kind = kind
 
 
+def warm_up() -> None:
+    """Load what programs need at their end, while nobody waits."""
+    import kcoral_magic.values.codec  # noqa: F401
+
+
 class Programs:
     """Runs programs in this worker; ``blobs`` is the folder where the principal's files can be read."""
 
@@ -243,9 +248,9 @@ class _Execution:
         if isinstance(raised, InstructionFailed):
             cls, shown = (ValueRefused if kind == "serialization" else RuntimeError), ""
         text = (_text(raised).encode()[:_TEXT_BYTES], shown.encode("utf-8", "replace"))
-        self._output.send(
-            m.Error(cls.__name__[:500], cls.__module__[:500], cls.__qualname__[:500]), (*text, _args(raised))
-        )
+        named = (cls.__name__, cls.__module__, cls.__qualname__)  # the program may have put anything there
+        name, module, path = (one[:500] if isinstance(one, str) and one.isprintable() else "" for one in named)
+        self._output.send(m.Error(name, module, path), (*text, _args(raised)))
 
 
 class _Invalid(Exception):

@@ -14,9 +14,6 @@ from kcoral_magic.client.results import Collector, with_id
 from kcoral_magic.errors import UsageError, ValueRefused
 from kcoral_magic.protocol import messages as m
 
-# How a program may end although it ran: what it returned and printed until then is kept.
-_RAN = {"timeout": "timeout", "lost": "runtime"}
-
 
 @dataclass(frozen=True)
 class ReturnedFile:
@@ -181,9 +178,9 @@ def result_of(program: Program, collector: Collector) -> ProgramResult:
         if exception is None or failed.kind == "serialization":
             exception = with_id(ValueRefused(str(error)), whole.execution_id)
     elif exception is not None:
-        if finished is None or (finished.status == "failed" and finished.code not in _RAN):
+        if finished is None or finished.status == "failed":  # nothing of it had begun
             raise exception
-        kind = "serialization" if finished.status == "ok" else _RAN.get(finished.code, "runtime")
+        kind = "serialization" if finished.status == "ok" else "runtime"
         error = ProgramError(kind, str(exception) or finished.status)
     return ProgramResult(
         whole.execution_id,

@@ -48,4 +48,5 @@ def run(magics: KCoral, options: argparse.Namespace) -> None:
         named = ", ".join(map(str, ended.saved[:5]))
         surface.note(f"saved {named}{' …' if len(ended.saved) > 5 else ''}")
     if ended.status:
-        raise ExitStatusError(ended.status, f"{options.tool} {' '.join(options.words)}"[:200])
+        what = f"{options.tool} {' '.join(options.words)}"[:200]
+        raise ExitStatusError(f"exit status {ended.status}: {what}", ended.status)

@@ -6,6 +6,7 @@ import base64
 import datetime as dt
 import os
 import re
+from typing import Any
 
 import pytest
 
@@ -117,8 +118,8 @@ def test_a_request_to_a_foreign_name_is_refused(ours: Endpoint) -> None:
 def test_knowing_a_digest_gives_nobody_another_s_bytes(ours: Endpoint, kind: str) -> None:
     data = os.urandom(16)
     assert ours.run([upload("bytes", data), returned("u")], data).result() == data
-    more = {"file": {"path": "x"}, "tensor": {"dtype": "uint8", "shape": [16]}}.get(kind, {})
-    theirs = program([upload(kind, data, **more)])
+    more: dict[str, dict[str, Any]] = {"file": {"path": "x"}, "tensor": {"dtype": "uint8", "shape": [16]}}
+    theirs = program([upload(kind, data, **more.get(kind, {}))])
     answer = ours.post(theirs, token=ours.stranger)
     assert (answer.body["status"], answer.body.get("missing_blobs")) == ("CACHE_MISS", [digest(data)])
 

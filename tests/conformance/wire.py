@@ -140,7 +140,7 @@ class Answer:
         """Kind and instruction of what failed while it ran."""
         assert (self.status, self.body["status"]) == (200, "FAILED"), self.body
         assert self.error["message"]
-        return tuple(self.error[name] for name in ("kind", "instruction_index", "instruction_op", "instruction_id"))  # type: ignore[return-value]
+        return tuple(self.error[name] for name in ("kind", "instruction_index", "instruction_op", "instruction_id"))
 
     def result(self, key: str = "out") -> Any:
         """A returned value: its JSON, or the bytes of its part."""

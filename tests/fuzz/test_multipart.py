@@ -1,7 +1,7 @@
 """Bodies of ``POST /execute`` that no client writes: a clear 4xx answer, in bounded memory and time, and nothing stays.
 
-Seeded as ``test_framing_fuzz.py``: ``KCORAL_FUZZ_SEED`` and ``KCORAL_FUZZ_S`` run other and longer ones. The endpoint is
-the real one over a real cache; only programs do not run.
+Seeded as ``test_framing_fuzz.py``: ``KCORAL_FUZZ_SEED`` and ``KCORAL_FUZZ_S`` run other and longer ones. The endpoint
+is the real one over a real cache; only programs do not run.
 """
 
 from __future__ import annotations
@@ -124,8 +124,7 @@ def parts_of(pieces: Iterable[bytes], content_type: str = FORM) -> list[Taken] |
         for piece in pieces:
             reader.feed(piece)
         reader.close()
-    except ProgramInvalid as error:
-        assert 10 < len(str(error)) < 400, error
+    except ProgramInvalid:
         return None
     except BaseException as error:
         body = b"".join(pieces)

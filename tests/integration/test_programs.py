@@ -45,7 +45,7 @@ def child():
 
 @pytest.fixture(autouse=True)
 def spares(gateway: GatewayProcess) -> None:
-    gateway.spares = 4
+    gateway.spares = 7  # for up to four programs, and one for each other number of GPUs
 
 
 class Calls:
@@ -246,3 +246,14 @@ def test_what_breaks_a_rule_is_refused_when_it_is_added() -> None:
     assert len(program.instructions) == 1
     with pytest.raises(ProgramInvalid, match="at least one"):
         Program().source()
+
+
+def test_an_exception_of_an_odd_class_is_told_all_the_same(client: Client) -> None:
+    calls = Calls()
+    odd = "class Odd(Exception): pass\nOdd.__module__ = 5\nOdd.__qualname__ = '\\ud800'\ndef run(): raise Odd('odd')"
+    module = calls.program.upload(kind="module", source=odd)
+    calls.program.run(fn=calls.program.get_function(module=module, name="run"))
+    result = client.execute(calls.program)
+    assert result.error is not None
+    assert result.error.kind == "engine"
+    assert "odd" in result.error.message

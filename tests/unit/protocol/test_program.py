@@ -10,13 +10,14 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from kcoral_magic.errors import ProgramInvalid
 from kcoral_magic.protocol import program as p
 
 Object = dict[str, Any]
+some = settings(max_examples=40)  # a program takes its time to be made
 DIGEST = "0123456789abcdef" * 4
 
 # ── valid programs ──
@@ -105,6 +106,7 @@ def _plain(value: Any) -> Any:
     return ref(value.id) if isinstance(value, p.Ref) else list(value) if isinstance(value, tuple) else value
 
 
+@some
 @given(programs())
 def test_a_valid_program_is_read_as_it_was_written(program: Object) -> None:
     made = p.parse(encoded(program))
@@ -120,6 +122,7 @@ def test_a_valid_program_is_read_as_it_was_written(program: Object) -> None:
     assert p.parse(encoded({"instructions": [plain(i) for i in made.instructions]})).instructions == made.instructions
 
 
+@some
 @given(programs())
 def test_bytes_views_and_escapes_are_read_alike(program: Object) -> None:
     whole = p.parse(encoded(program))
@@ -147,6 +150,7 @@ def with_instruction(draw: st.DrawFn) -> tuple[Object, int]:
 OPTIONAL = {"cpu_only", "args"}
 
 
+@some
 @given(with_instruction(), st.data())
 def test_a_field_left_out_is_named(chosen: tuple[Object, int], more: st.DataObject) -> None:
     program, index = chosen
@@ -158,6 +162,7 @@ def test_a_field_left_out_is_named(chosen: tuple[Object, int], more: st.DataObje
     assert field in why or (item["op"], field) == ("return", "kind")  # then it is a value, which has no path
 
 
+@some
 @given(with_instruction(), names)
 def test_a_field_too_many_is_refused(chosen: tuple[Object, int], field: str) -> None:
     program, index = chosen
@@ -186,6 +191,7 @@ def _wrong(field: str) -> list[Any]:
     return wrong if field == "source" else [*wrong, ""]
 
 
+@some
 @given(with_instruction(), st.data())
 def test_a_field_of_another_type_is_refused_with_what_came(chosen: tuple[Object, int], more: st.DataObject) -> None:
     program, index = chosen
@@ -223,6 +229,7 @@ def test_an_option_out_of_range_is_named(field: str, value: Any, what: str) -> N
     assert what in why
 
 
+@some
 @given(with_instruction(), st.data())
 def test_a_reference_that_does_not_point_backwards_is_refused(chosen: tuple[Object, int], more: st.DataObject) -> None:
     program, index = chosen
@@ -240,6 +247,7 @@ def test_a_reference_that_does_not_point_backwards_is_refused(chosen: tuple[Obje
     assert f"instruction {index}: {name!r} was not made" in refused(program)
 
 
+@some
 @given(programs(), st.data())
 def test_an_id_or_key_twice_is_refused(program: Object, more: st.DataObject) -> None:
     instructions = program["instructions"]
@@ -252,6 +260,7 @@ def test_an_id_or_key_twice_is_refused(program: Object, more: st.DataObject) -> 
     assert "before" in why
 
 
+@some
 @given(programs(), st.data())
 def test_a_key_twice_in_one_object_is_refused_wherever_it_is(program: Object, more: st.DataObject) -> None:
     keys: list[str] = []
@@ -268,18 +277,21 @@ def test_a_key_twice_in_one_object_is_refused_wherever_it_is(program: Object, mo
     assert "comes twice" in refused(written.replace(key, f"{key}1, {key}", 1).encode())
 
 
+@some
 @given(programs(), st.sampled_from(["NaN", "Infinity", "-Infinity", "1e999", "-1e999"]))
 def test_no_number_is_beyond_numbers(program: Object, number: str) -> None:
     program["options"] = {"timeout_seconds": 424242}
     assert number.lstrip("-")[:3] in refused(encoded(program).replace(b"424242", number.encode()))
 
 
+@some
 @given(programs(), st.sampled_from(["\\ud800", "\\uDFFF", "\\ud83d\\u0041"]))
 def test_half_a_character_is_refused(program: Object, half: str) -> None:
     program["instructions"].append({"op": "upload", "id": "half", "kind": "module", "source": "HALF"})
     assert "half a character" in refused(json.dumps(program).replace("HALF", half).encode())
 
 
+@some
 @given(programs())
 def test_a_program_that_breaks_off_anywhere_is_refused(program: Object) -> None:
     written = encoded(program)
