@@ -204,7 +204,7 @@ def websocket(sides: Sides, report: Report, count: int) -> None:
 
 
 def load(sides: Sides, report: Report, count: int) -> None:
-    pairs = sides.http(max(2, count // 2), "load", 8, 4.0)
+    pairs = sides.http(max(3, count // 2), "load", 8, 4.0)
     report.ratio(f"{_WORKERS} fresh workers, 8 clients", pairs, 2.5, unit="requests/s", is_least=True)
 
 

@@ -277,4 +277,4 @@ class Session:
 
 def gpu_message(device: Device, session: str = "") -> m.Gpu:
     """A GPU as it is shown to clients."""
-    return m.Gpu(device.uuid, device.name, device.index, device.memory_bytes, device.is_simulated, session)
+    return m.Gpu(device.uuid, device.name, device.index, device.memory_bytes, device.is_simulated, session, device.arch)

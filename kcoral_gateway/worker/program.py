@@ -24,6 +24,7 @@ import xxhash
 from kcoral_gateway.worker import cuda, results
 from kcoral_gateway.worker.inbox import Inbox
 from kcoral_gateway.worker.interrupts import Interrupts
+from kcoral_gateway.worker.nvcc import CompileFailed
 from kcoral_gateway.worker.output import Output
 from kcoral_gateway.worker.returns import Encoder, file_of, folder_of, tensor_of
 from kcoral_magic.errors import ProgramInvalid, ValueRefused
@@ -293,6 +294,8 @@ def _told(error: BaseException) -> tuple[steps.ErrorKind, str]:
             return kind, _text(error)
         case _Invalid(__cause__=cause) if cause is not None:
             return "parse", _one_line(cause)
+        case CompileFailed():
+            return "compile", str(error)
         case SystemExit():
             return "runtime", f"the program ended its process: exit({error.code!r:.80})"
         case Exception():

@@ -68,6 +68,7 @@ class Program:
         self.blobs: dict[str, Blob] = {}
         self._rules = p.Rules()
         self._ids: set[str] = set()
+        self._compiler: Register | None = None
 
     def upload(
         self,
@@ -136,6 +137,28 @@ class Program:
             text = "arguments are JSON or what an instruction made (upload a tensor or bytes)"
             raise ProgramInvalid(f"{text}: {error}") from None
         return self._add("run", id, {"fn": _ref(fn), "args": snapshot})
+
+    def compile_cuda(
+        self,
+        source: str,
+        *,
+        target: str,
+        kind: Literal["cubin", "ptx", "fatbin", "shared"] = "cubin",
+        options: Sequence[str] = (),
+    ) -> Register:
+        """Build CUDA C++ there with nvcc, on a worker that holds no GPU meanwhile; the object's bytes.
+
+        Args:
+            target: The architecture it is for, as in ``sm_90a``; ``client.gpus().gpus[0].arch`` is a gateway's.
+            kind: ``shared`` is a library with host code, which a later call can load with ``ctypes``.
+            options: More of nvcc's options, as in ``["-O3", "--use_fast_math"]``.
+
+        A source with errors fails the program with kind ``compile`` and the compiler's own words.
+        """
+        if self._compiler is None:
+            self._compiler = self.upload(kind="module", source="from kcoral_gateway.worker.nvcc import build")
+        build = self.get_function(module=self._compiler, name="build", cpu_only=True)
+        return self.run(fn=build, args=[source, target, kind, list(options)])
 
     def return_(self, *, key: str, value: Register) -> None:
         """Send back what an instruction made."""

@@ -88,6 +88,7 @@ class Gpu(Wire, frozen=True):
     memory_bytes: Number
     is_simulated: bool
     session: Short = ""
+    arch: Short = ""  # as compilers call it: sm_90a
 
 
 class SessionAsk(Wire, frozen=True):
