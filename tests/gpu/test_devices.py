@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
+from typing import Any
 
 from kcoral_magic import Client
-from tests.support import GatewayProcess
-
-_INVENTORY = json.loads(
-    subprocess.run([sys.executable, "-m", "kcoral_gateway.host", "inventory"], capture_output=True, check=True).stdout
-)
-pytestmark = pytest.mark.skipif(not _INVENTORY["gpus"], reason=f"not run on a GPU: {_INVENTORY['reason']}")
 
 _LOOK = """
 import ctypes, glob, os
@@ -32,25 +22,17 @@ print(len(nodes), started, count.value, os.environ['CUDA_VISIBLE_DEVICES'])
 """
 
 
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    gateway = GatewayProcess(tmp_path_factory.mktemp("gpu") / "state", gpus=0)
-    with gateway.client() as client:
-        yield client
-    gateway.stop()
-
-
-def test_the_inventory_is_what_nvidia_smi_lists() -> None:
+def test_the_inventory_is_what_nvidia_smi_lists(inventory: dict[str, Any]) -> None:
     listed = subprocess.run(["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"], capture_output=True, text=True)
-    assert [gpu["uuid"] for gpu in _INVENTORY["gpus"]] == listed.stdout.split()
-    assert all(Path(f"/dev/nvidia{gpu['minor']}").exists() for gpu in _INVENTORY["gpus"])
+    assert [gpu["uuid"] for gpu in inventory["gpus"]] == listed.stdout.split()
+    assert all(Path(f"/dev/nvidia{gpu['minor']}").exists() for gpu in inventory["gpus"])
 
 
-def test_a_session_on_one_gpu_sees_that_one_and_cuda_starts(real: Client) -> None:
+def test_a_session_on_one_gpu_sees_that_one_and_cuda_starts(real: Client, inventory: dict[str, Any]) -> None:
     session = real.session("one", gpus=1)
     nodes, started, count, uuid = session.run(_LOOK).stdout.split()
     assert (nodes, started, count) == ("1", "0", "1")
-    assert uuid in [gpu["uuid"] for gpu in _INVENTORY["gpus"]]
+    assert uuid in [gpu["uuid"] for gpu in inventory["gpus"]]
     session.close()
 
 
