@@ -107,9 +107,12 @@ class Service:
         execution.manifest, execution.parcel, execution.wants = manifest, parcel, asked.wants
         execution.format, execution.times.taken_s = returns, time.monotonic()
         try:
-            if message.kind == "program" and self._checked(principal, parsed or program.parse(source)).needs_no_gpu:
-                ask = msgspec.structs.replace(message.session, gpus=message.session.gpus or 0)
-                message = msgspec.structs.replace(message, session=ask)
+            if message.kind == "program":
+                made = self._checked(principal, parsed or program.parse(source))
+                execution.title = made.title
+                if made.needs_no_gpu:
+                    ask = msgspec.structs.replace(message.session, gpus=message.session.gpus or 0)
+                    message = msgspec.structs.replace(message, session=ask)
             self._check_files(principal, asked)
             session = self._session(principal, client, message)
         except KCoralError as error:

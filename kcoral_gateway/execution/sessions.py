@@ -106,6 +106,7 @@ class Execution:
     result_bytes: int = 0  # of values that went back
     gpus: tuple[str, ...] = ()  # it ran on
     client: str = ""
+    title: str = ""  # of a program; a cell's is its first line
 
     @property
     def is_alone(self) -> bool:
@@ -124,7 +125,7 @@ class Execution:
     def record(self, now: float) -> m.Record:
         """What stays of it; ``now`` is monotonic."""
         times, ended = self.times, self.finished
-        lines = self.source[:4096].decode("utf-8", "replace").strip().splitlines()
+        lines = [self.title] if self.title else self.source[:4096].decode("utf-8", "replace").strip().splitlines()
         end_s = times.ended_s or now
         return m.Record(
             self.execution_id,

@@ -75,8 +75,8 @@ def records(found: Sequence[m.Record]) -> Table:
         (
             datetime.fromtimestamp(record.started_s, UTC).strftime("%Y-%m-%d %H:%M:%S"),
             record.code or record.status,
-            duration(record.waited_s),
-            duration(record.ran_s),
+            _took(record.waited_s),
+            _took(record.ran_s),
             _gpu_count(record),
             size(record.sent_bytes),
             size(record.text_bytes + record.result_bytes),
@@ -95,6 +95,10 @@ def cache(found: t.Storage) -> Table:
     used, limit = found.used_bytes, found.limit_bytes
     line = f"files and values at the gateway: {size(used)} of {size(limit)} {bar(used, limit)}"
     return Table(line, (), (), "what was not used longest goes first when it is full", data=(found,))
+
+
+def _took(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else duration(seconds)
 
 
 def _gpu_count(record: m.Record) -> str:

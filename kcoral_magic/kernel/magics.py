@@ -26,7 +26,9 @@ from kcoral_magic.kernel.options import NAME, cell_parser, documentation, line_p
 from kcoral_magic.kernel.proxy import Proxy
 from kcoral_magic.protocol import messages as m
 
-_NEEDS_GATEWAY = frozenset("gpus sessions output interrupt restart close put get ls rm df sync run".split())
+_NEEDS_GATEWAY = frozenset(
+    "gpus sessions output interrupt restart close put get ls rm df sync run jobs records".split()
+)
 
 
 @magics_class
@@ -158,6 +160,12 @@ class KCoral(Magics):
         if isinstance(error := execution.exception(), NotFoundError):
             raise error
         return views.CellOutput(execution.collected())
+
+    def _do_jobs(self, options: argparse.Namespace) -> html.Table:
+        return listings.jobs(self._client().jobs(), time.time())
+
+    def _do_records(self, options: argparse.Namespace) -> html.Table:
+        return listings.records(self._client().records(session=options.session, limit=options.limit))
 
     def _do_run(self, options: argparse.Namespace) -> None:
         running.run(self, options)

@@ -150,6 +150,12 @@ class Program:
     blobs: tuple[str, ...]
 
     @property
+    def title(self) -> str:
+        """By which lists know it: the functions that it gets."""
+        names = [i.name for i in self.instructions if isinstance(i, GetFunction)]
+        return f"program of {len(self.instructions)}: {', '.join(names[:5])}"[:80]
+
+    @property
     def needs_no_gpu(self) -> bool:
         """Whether nothing of it may touch a GPU."""
         return not any(self.uses_gpu(index) for index in range(len(self.instructions)))

@@ -78,6 +78,23 @@ def test_the_quickstart_runs_as_it_is_shipped(env: dict[str, str]) -> None:
     _run([cell.source for cell in notebook.cells if cell.cell_type == "code"], env)
 
 
+def test_the_functions_notebook_runs_as_it_is_shipped(
+    gateway: GatewayProcess, env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook = nbformat.read(ROOT / "notebooks" / "remote_functions.ipynb", as_version=4)
+    gateway.spares = 7
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = "".join(str(cell.outputs) for cell in notebook.cells if cell.cell_type == "code")
+    assert "spread of 10 values" in shown
+    assert "[8, 16, 111, 118]" in shown
+    assert "19900 200 bytes" in shown
+    assert "instruction 6 (run run_6) failed, engine: TypeError" in shown
+    assert "from there" in shown
+    assert "begins with" in shown
+
+
 def test_the_values_notebook_runs_as_it_is_shipped(
     gateway: GatewayProcess, env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
