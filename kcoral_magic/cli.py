@@ -6,9 +6,10 @@ What is loaded is what a command needs: most of the time that ``run`` takes on a
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kcoral_magic.errors import KCoralError
 from kcoral_magic.protocol import __version__
@@ -71,7 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
             case "connect":
                 _connect(options)
             case "run":
-                sys.exit(_run(options))
+                _leave(_run(options))
             case _:
                 with _client(options) as client:
                     _list(client, options)
@@ -129,6 +130,7 @@ def _plain(value: Any) -> Any:
 
 
 def _run(options: argparse.Namespace) -> int:
+    gc.disable()  # what is loaded now stays: to look through it again and again takes a tenth of the start
     from kcoral_magic.tools import job, terminal
 
     ask = job.Ask(
@@ -148,10 +150,21 @@ def _run(options: argparse.Namespace) -> int:
     )
     job.command_of(ask)  # a wrong one needs no gateway
     client = _client(options)
+    gc.freeze()
+    gc.enable()
     try:
         return terminal.run(client, ask)
     finally:
-        client.close()
+        client.disconnect()
+
+
+def _leave(status: int) -> NoReturn:
+    """Exit without taking the interpreter apart, which takes as long as the program there may."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
 
 
 def _connect(options: argparse.Namespace) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +111,10 @@ def resolve(
 def _read_config(env: Mapping[str, str]) -> dict[str, str]:
     path = config_dir(env) / "config.toml"
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        import tomllib  # not without a file
+
+        content = tomllib.loads(text)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:  # no TOML, or no UTF-8

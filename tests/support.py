@@ -100,9 +100,12 @@ class GatewayProcess:
         return psutil.Process(self.pid)
 
     def hosts(self) -> list[psutil.Process]:
-        zygotes = [child for child in self.me.children() if "kcoral_gateway.host" in _command(child)]
-        children = [child for zygote in zygotes for child in _children(zygote)]
+        children = [child for zygote in self.zygotes() for child in _children(zygote)]
         return [child for child in children if "kcoral_gateway.host" in _command(child)]
+
+    def zygotes(self) -> list[psutil.Process]:
+        """What forks the hosts."""
+        return [child for child in self.me.children() if "kcoral_gateway.host" in _command(child)]
 
     def workers(self) -> list[psutil.Process]:
         return [p for p in self.me.children(recursive=True) if "kcoral_gateway.worker" in _command(p)]

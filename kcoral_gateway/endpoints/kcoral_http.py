@@ -41,6 +41,7 @@ _TIMEOUT_S, _MAX_TIMEOUT_S = 300.0, 900.0  # KCoral's default and most, as are t
 _QUEUE_S = 1800.0
 _OUTPUT_BYTES, _MAX_OUTPUT_BYTES = 1024 * 1024, 16 * 1024 * 1024
 _READ_BYTES = 1024 * 1024
+_TAIL_CHARS = 2000
 _STATUS_OF = {  # of what the gateway refuses: HTTP status and KCoral's kind
     "program": (400, "parse"),
     "infeasible": (400, "parse"),
@@ -218,7 +219,7 @@ class KCoralHttp:
         if finished.status == "failed" and (finished.code != "lost" or execution.step is None):
             self._drop(principal, watched)
             status, kind = _STATUS_OF.get(finished.code, (500, "engine"))
-            body = _problem(request_id, kind, finished.message) | text
+            body = _problem(request_id, kind, finished.message + _tail(text["stdout"], finished.code)) | text
             return _Json(body, status, {"Retry-After": "1"} if status == 503 else None)
         try:
             made = watched.outcome(self._service.artifacts.folder(principal))
@@ -273,6 +274,11 @@ def _read(holder: bytes | Path, offset: int, size: int) -> Iterator[bytes]:
                 raise OSError("a returned value is shorter than announced")
             offset, size = offset + len(data), size - len(data)
             yield data
+
+
+def _tail(stdout: str, code: str) -> str:
+    """KCoral's client shows the message alone of a program that ran too long: its last output belongs there."""
+    return f"; its output ends with: {stdout[-_TAIL_CHARS:]}" if code == "timeout" and stdout else ""
 
 
 def _or(value: Any, default: Any) -> Any:

@@ -110,6 +110,8 @@ class Service:
             if message.kind == "program":
                 made = self._checked(principal, parsed or program.parse(source))
                 execution.title = made.title
+                unpin = self.artifacts.pin(principal, [f"sha256-{blob}" for blob in made.blobs])
+                execution.done.add_done_callback(lambda _: unpin())
                 if made.needs_no_gpu:
                     ask = msgspec.structs.replace(message.session, gpus=message.session.gpus or 0)
                     message = msgspec.structs.replace(message, session=ask)

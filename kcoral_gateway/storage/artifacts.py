@@ -12,7 +12,8 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ class Artifacts:
         self._limit_bytes = limit_bytes
         self._hashers: dict[Path, tuple[int, Any]] = {}  # of blobs that grow: how far, and the digest so far
         self._counted: dict[Path, dict[str, int]] = {}  # bytes of each blob of each folder, whole or not
+        self._pinned: Counter[Path] = Counter()  # by those that wait or run
 
     def folder(self, principal: str) -> Path:
         """Where a principal's blobs are; a principal's name may hold what a file name may not."""
@@ -193,6 +195,19 @@ class Artifacts:
             raise NotFoundError(f"{into.nbytes} bytes from {offset} on were asked for, the blob is shorter")
         raise NotFoundError(f"the gateway holds no {digest[:20]}…: its worker was lost, or it was fetched before")
 
+    def pin(self, principal: str, digests: Collection[str]) -> Callable[[], None]:
+        """Keep blobs, however full it gets, until the returned function is called."""
+        paths = [self.folder(principal) / digest for digest in digests]
+        self._pinned.update(paths)
+
+        def unpin() -> None:
+            self._pinned.subtract(paths)
+            for path in paths:
+                if self._pinned[path] <= 0:
+                    del self._pinned[path]
+
+        return unpin
+
     def drop(self, principal: str, digest: str) -> None:
         """A parcel was delivered, or an upload given up. Whole files stay: the cache decides."""
         folder = self.folder(principal)
@@ -221,7 +236,7 @@ class Artifacts:
             return
         files = [path for path in folder.iterdir() if path.name.startswith("sha256-") and path.suffix != PART]
         for path in sorted(files, key=_used_s):
-            if path.name == keep:
+            if path.name == keep or path in self._pinned:
                 continue
             self._remove(folder, path.name)
             if self._used(folder) + wanted <= self._limit_bytes:

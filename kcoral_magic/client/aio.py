@@ -26,9 +26,7 @@ from kcoral_magic.client import exchange
 from kcoral_magic.client.blobs import Blobs
 from kcoral_magic.client.execution import AsyncExecution, Own, new_id
 from kcoral_magic.client.files import FileSet
-from kcoral_magic.client.program import Program
 from kcoral_magic.client.results import Output, Progress, Reconnected, Reconnecting, Result
-from kcoral_magic.client.returned import ProgramResult, result_of
 from kcoral_magic.client.transport import Transport
 from kcoral_magic.errors import GatewayUnreachable, KCoralError, ProtocolError, UsageError, ValueRefused, from_code
 from kcoral_magic.protocol import PRODUCT, framing
@@ -39,6 +37,8 @@ from kcoral_magic.protocol.wire import is_session_name
 
 if TYPE_CHECKING:
     from kcoral_magic.client.functions import AsyncRemoteFunction
+    from kcoral_magic.client.program import Program
+    from kcoral_magic.client.returned import ProgramResult
 
 EVERYTHING = m.View()
 # What a notebook shows of a flood; %kcoral output fetches the rest.
@@ -176,6 +176,8 @@ class AsyncClient:
         Raises:
             KCoralError: It did not run. One that ran and failed has an ``error`` in its result.
         """
+        from kcoral_magic.client.returned import result_of  # not before a program runs
+
         execution = await self.submit(program, **options)
         async for output in execution:
             if on_output is not None:

@@ -19,14 +19,14 @@ from kcoral_magic.client import exchange
 from kcoral_magic.client.aio import EVERYTHING, AsyncClient, AsyncSession
 from kcoral_magic.client.execution import ACK_BYTES, AsyncExecution, is_last, new_id
 from kcoral_magic.client.files import FileSet
-from kcoral_magic.client.program import Program
 from kcoral_magic.client.results import Collector, Output, Progress, Result
-from kcoral_magic.client.returned import ProgramResult, result_of
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.protocol import transfers as t
 
 if TYPE_CHECKING:
     from kcoral_magic.client.functions import RemoteFunction
+    from kcoral_magic.client.program import Program
+    from kcoral_magic.client.returned import ProgramResult
 
 T = TypeVar("T")
 _WAKE = Output(0, Progress("", 0, 0))  # the body could not be sent: look why
@@ -97,6 +97,8 @@ class Client:
 
     def execute(self, program: Program, *, is_live: bool = False, **options: Any) -> ProgramResult:
         """As ``AsyncClient.execute``. ``is_live``: print here what it prints there, as it is printed."""
+        from kcoral_magic.client.returned import result_of  # not before a program runs
+
         execution = self.submit(program, **options)
         execution.follow(lambda output: output.print() if is_live else None)
         return result_of(program, execution.collector)

@@ -5,7 +5,6 @@ No terminal, no IPython: whoever runs it says where output goes and when to stop
 
 from __future__ import annotations
 
-import ast
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from kcoral_magic.client.files import Digests, FileSet, LocalFile, place_for, to_send
-from kcoral_magic.client.sources import ELSEWHERE, Sources
 from kcoral_magic.errors import ExecutionTimeout, UsageError, ValueRefused
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.tools import TOOLS, Command
@@ -90,7 +88,9 @@ def start(client: Client, ask: Ask) -> Execution:
     for name in command.sources:
         files.setdefault(Path(name).as_posix(), digests.look(Path(name)))
     env = {**command.env, **ask.env}
-    if ask.sends_code:
+    if ask.sends_code and any(name.endswith(".py") for name in command.sources):
+        from kcoral_magic.client.sources import ELSEWHERE  # not without a script
+
         files = {**_imported(command.sources, digests), **files}
         if roots := sorted({"/".join(path.split("/")[:2]) for path in files if path.startswith(f"{ELSEWHERE}/")}):
             env["PYTHONPATH"] = ":".join([*roots, *([env["PYTHONPATH"]] if "PYTHONPATH" in env else [])])
@@ -118,6 +118,8 @@ def start(client: Client, ask: Ask) -> Execution:
 
 def _imported(sources: Sequence[str], digests: Digests) -> dict[str, LocalFile]:
     """What lies beside programs and is imported by them, by its path there."""
+    from kcoral_magic.client.sources import ELSEWHERE, Sources
+
     found: dict[str, LocalFile] = {}
     for name in sources:
         if not name.endswith(".py") or not (tops := _tops(Path(name))):
@@ -136,6 +138,8 @@ def _imported(sources: Sequence[str], digests: Digests) -> dict[str, LocalFile]:
 
 def _tops(script: Path) -> set[str]:
     """The top-level modules that a script imports."""
+    import ast
+
     try:
         tree = ast.parse(script.read_bytes())
     except (SyntaxError, ValueError, OSError):  # python will say so there

@@ -327,3 +327,27 @@ def test_a_revoked_client_is_told_at_every_question_and_hangs_at_none(gateway: G
         for _ in range(2):
             with pytest.raises(AuthenticationError):
                 client.sessions()
+
+
+def test_a_host_that_dies_before_its_worker_is_ready_fails_its_cell_at_once(
+    client: Client, gateway: GatewayProcess
+) -> None:
+    former = {host.pid for host in gateway.hosts()}
+    execution = client.session("early", gpus=2).execute("1")
+    (host,) = until(lambda: [h for h in gateway.hosts() if h.pid not in former], 10)
+    host.kill()
+    with pytest.raises(ExecutionLost, match="host"):
+        execution.result()
+    client.close_session("early")
+
+
+def test_when_what_forks_hosts_dies_sessions_go_on_and_new_ones_start(client: Client, gateway: GatewayProcess) -> None:
+    session = client.session("kept", gpus=0)
+    session.run("x = 1")
+    (zygote,) = gateway.zygotes()
+    zygote.kill()
+    assert session.run("x").text == "1"
+    for number in range(2):
+        assert client.session(f"new-{number}", gpus=1).run("2").text == "2"
+        client.close_session(f"new-{number}")
+    session.close()

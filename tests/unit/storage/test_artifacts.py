@@ -386,3 +386,19 @@ def test_what_is_no_digest_never_comes_as_far_as_a_path(text: str, is_digest: bo
         else:
             with pytest.raises(msgspec.ValidationError):
                 msgspec.msgpack.decode(wire, type=type(message))
+
+
+def test_what_is_pinned_stays_however_full_it_gets(store: Artifacts) -> None:
+    old = put(store, b"a" * 400, used_s=1.0)
+    unpin, again = store.pin(ME, [old]), store.pin(ME, [old])
+    put(store, b"b" * 400, used_s=2.0)
+    put(store, b"c" * 400, used_s=3.0)
+    assert store.has(ME, old)
+    unpin()
+    os.utime(store.path(ME, old), (1.0, 1.0))
+    put(store, b"d" * 400, used_s=4.0)
+    assert store.has(ME, old)
+    again()
+    os.utime(store.path(ME, old), (1.0, 1.0))
+    put(store, b"e" * 400, used_s=5.0)
+    assert not store.has(ME, old)
