@@ -102,9 +102,11 @@ class Watched:
                 continue
             path = folder / told.blob
             with path.open("rb") as file:
-                start = file.read(outcome.HEAD_START_BYTES)
-                head = start + file.read(outcome.head_bytes(start) - len(start))
-                made.add(outcome.unpack(head, os.fstat(file.fileno()).st_size), path)
+                size = os.fstat(file.fileno()).st_size
+                foot = os.pread(file.fileno(), outcome.FOOT_BYTES, max(0, size - outcome.FOOT_BYTES))
+                length = outcome.tail_bytes(foot)
+                tail = os.pread(file.fileno(), length, max(0, size - length))
+                made.add(outcome.unpack(tail, size), path)
         return made
 
 

@@ -177,7 +177,9 @@ class Executor:
         shell = self._shell
         packed, problems = self._names.returned(wants, peer, lambda text: shell.ev(text))  # type: ignore[no-untyped-call]
         told = tuple((name, text) for name, text in problems.items())
-        results.send(self._output, self._inbox, packed.parcel.digest(), packed.parcel.segments, told)
+        results.send(
+            self._output, self._inbox, packed.parcel.digest(), packed.parcel.size, packed.parcel.segments, told
+        )
 
 
 _INPUTS_KEPT = 20  # cells whose source a session knows as _iN; ``In`` has all of them

@@ -13,13 +13,13 @@ import json
 import linecache
 import os
 import sys
+import threading
 import time
 import traceback
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast, get_args
-
-import xxhash
 
 from kcoral_gateway.worker import cuda, results
 from kcoral_gateway.worker.inbox import Inbox
@@ -223,11 +223,18 @@ class _Execution:
             told = encoder.encode(value)
         except ValueRefused as error:
             raise InstructionFailed("serialization", str(error)) from None
-        head = outcome.head(key, told, [part.nbytes for part in encoder.parts])
-        segments = [memoryview(head), *encoder.parts]
-        # The head holds the parts' own digests. Salted: two programs that return the same have a blob each.
-        name = xxhash.xxh3_128(head + os.urandom(8)).hexdigest()
-        results.send(self._output, self._inbox, f"xxh3-{name}", segments)
+        sizes = [part.nbytes for part in encoder.parts]
+        size = sum(sizes) + len(outcome.tail(key, told, sizes))
+        sealing = threading.Thread(target=encoder.seal)
+        sealing.start()
+
+        def segments() -> Iterator[memoryview]:
+            yield from encoder.parts
+            sealing.join()
+            yield memoryview(outcome.tail(key, told, sizes))
+
+        # Two programs that return the same have a blob each.
+        results.send(self._output, self._inbox, f"xxh3-{os.urandom(16).hex()}", size, segments())
 
     def _return_parcel(self, name: str, value: Any) -> None:
         from kcoral_magic.values import codec
@@ -238,7 +245,7 @@ class _Execution:
         packed = codec.pack({name: value}, may_pickle=self._order.takes_pickles, peer=peer)
         if name in packed.problems:
             raise InstructionFailed("serialization", packed.problems[name].removeprefix(f"{name} "))
-        results.send(self._output, self._inbox, packed.parcel.digest(), packed.parcel.segments)
+        results.send(self._output, self._inbox, packed.parcel.digest(), packed.parcel.size, packed.parcel.segments)
 
     def _fail(self, error: BaseException, index: int, op: str, name: str) -> None:
         kind, message = _told(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from kcoral_gateway.worker.inbox import Inbox
 from kcoral_gateway.worker.output import Output
@@ -20,15 +20,15 @@ def send(
     output: Output,
     inbox: Inbox,
     digest: str,
-    segments: Sequence[memoryview],
+    size: int,
+    segments: Iterable[memoryview],
     problems: tuple[tuple[str, str], ...] = (),
 ) -> None:
-    """Send ``segments``, one after the other, as what a body returns.
+    """Send ``segments``, ``size`` bytes in all, one after the other, as what a body returns.
 
     Raises:
         ValueRefused: The gateway's disk takes no results.
     """
-    size = sum(segment.nbytes for segment in segments)
     if size <= INLINE_BYTES:
         output.send(t.Returned(digest, size, problems), (b"".join(segments),))
         return

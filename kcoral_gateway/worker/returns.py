@@ -115,6 +115,7 @@ class Encoder:
 
     def __init__(self) -> None:
         self.parts: list[memoryview] = []
+        self._nodes: list[dict[str, Any]] = []
 
     def encode(self, value: Any, depth: int = 0) -> dict[str, Any]:
         """The value's JSON.
@@ -141,7 +142,7 @@ class Encoder:
                 return {"type": "string", "value": str(value)}
             case bytes() | bytearray() | memoryview():
                 data = memoryview(value)
-                return {"type": "bytes", **self._part(data.cast("B") if data.c_contiguous else memoryview(bytes(data)))}
+                return self._part(data.cast("B") if data.c_contiguous else memoryview(bytes(data)), type="bytes")
             case list() | tuple():
                 return {"type": "array", "value": [self.encode(item, depth + 1) for item in value]}
             case dict():
@@ -149,7 +150,7 @@ class Encoder:
                     raise ValueRefused("a dict goes back if all of its keys are strings")
                 return {"type": "object", "value": {key: self.encode(item, depth + 1) for key, item in value.items()}}
             case File(data=data):
-                return {"type": "file", "size": data.nbytes, **self._part(data)}
+                return self._part(data, type="file", size=data.nbytes)
             case Folder():
                 return self._folder(value)
         return self._array(value)
@@ -174,8 +175,15 @@ class Encoder:
         raise ValueRefused(f"a value of type {type(value).__name__} cannot go back in KCoral's format")
 
     def _tensor(self, name: str, shape: list[int], data: memoryview) -> dict[str, Any]:
-        return {"type": "tensor", "dtype": name, "shape": shape, **self._part(data)}
+        return self._part(data, type="tensor", dtype=name, shape=shape)
 
-    def _part(self, data: memoryview) -> dict[str, Any]:
+    def _part(self, data: memoryview, **fields: Any) -> dict[str, Any]:
+        node = {**fields, "part": len(self.parts), "sha256": "0" * 64}
         self.parts.append(data)
-        return {"part": len(self.parts) - 1, "sha256": hashlib.sha256(data).hexdigest()}
+        self._nodes.append(node)
+        return node
+
+    def seal(self) -> None:
+        """Write the digests in. They take as long as the way out, and can be computed on another thread meanwhile."""
+        for node, data in zip(self._nodes, self.parts, strict=True):
+            node["sha256"] = hashlib.sha256(data).hexdigest()

@@ -1,8 +1,9 @@
 """What a KCoral program returns, as JSON with numbered binary parts.
 
-A worker packs each returned value by itself: a head (key, value, sizes of its parts) and the parts behind it. The
-gateway joins them into one response and numbers the parts through, without looking into any part. What a worker says is
-a stranger's word: ``unpack`` lets pass only what the format knows.
+A worker packs each returned value by itself: its parts, and behind them a tail (key, value, sizes of the parts). So it
+can send the parts while it computes the digests that the tail holds. The gateway joins the values into one response and
+numbers the parts through, without looking into any part. What a worker says is a stranger's word: ``unpack`` lets pass
+only what the format knows.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from kcoral_magic.errors import ProtocolError
 from kcoral_magic.protocol.program import ITEM_BYTES, MAX_DIMENSIONS
 
 _MAGIC = b"KCO1"
-_HEAD = struct.Struct("<4sI")
-_HEAD_BYTES = 64 * 1024 * 1024  # of JSON: a list of numbers is JSON too
+_FOOT = struct.Struct("<I4s")
+_TAIL_BYTES = 64 * 1024 * 1024  # of JSON: a list of numbers is JSON too
 _DEPTH = 200
 _PART = "return:{}"
 _SCALARS: dict[str, type | tuple[type, ...]] = {"boolean": bool, "integer": int, "number": (int, float), "string": str}
@@ -28,58 +29,59 @@ Value = dict[str, Any]
 
 @dataclass(frozen=True)
 class Returned:
-    """One returned value. Its parts lie behind each other from ``start`` on in what was unpacked."""
+    """One returned value. Its parts lie behind each other from the beginning of what it was unpacked from."""
 
     key: str
     value: Value
     sizes: tuple[int, ...]
-    start: int
 
 
-def head(key: str, value: Value, sizes: Sequence[int]) -> bytes:
-    """What goes before the parts."""
+def tail(key: str, value: Value, sizes: Sequence[int]) -> bytes:
+    """What goes behind the parts. Its length does not depend on the digests."""
     text = json.dumps({"key": key, "value": value, "sizes": list(sizes)}, allow_nan=False).encode()
-    return _HEAD.pack(_MAGIC, len(text)) + text
+    return text + _FOOT.pack(len(text), _MAGIC)
 
 
-HEAD_START_BYTES = _HEAD.size
+FOOT_BYTES = _FOOT.size
 
 
-def head_bytes(start: bytes | memoryview) -> int:
-    """How long a head is, from its first ``HEAD_START_BYTES``.
+def tail_bytes(foot: bytes | memoryview) -> int:
+    """How long a tail is, from its last ``FOOT_BYTES``.
 
     Raises:
         ProtocolError: It is none.
     """
-    if len(start) < _HEAD.size:
-        raise ProtocolError("a returned value breaks off in its head")
-    magic, size = _HEAD.unpack_from(start)
-    if magic != _MAGIC or size > _HEAD_BYTES:
-        raise ProtocolError("a returned value has no head")
-    return _HEAD.size + int(size)
+    if len(foot) < _FOOT.size:
+        raise ProtocolError("a returned value breaks off in its tail")
+    size, magic = _FOOT.unpack(foot[-_FOOT.size :])
+    if magic != _MAGIC or size > _TAIL_BYTES:
+        raise ProtocolError("a returned value has no tail")
+    return _FOOT.size + int(size)
 
 
 def unpack(data: bytes | memoryview, total: int) -> Returned:
-    """A head that is followed by its parts, ``total`` bytes in all.
+    """``data`` ends with the tail of a value of ``total`` bytes in all; it need not begin with its parts.
 
     Raises:
         ProtocolError: It says what the format does not know, or the sizes do not add up.
     """
-    end = head_bytes(data)
+    length = tail_bytes(data)
+    if length > len(data):
+        raise ProtocolError("a returned value breaks off in its tail")
     try:
-        told = json.loads(bytes(data[_HEAD.size : end]))
+        told = json.loads(bytes(data[len(data) - length : len(data) - _FOOT.size]))
         key, value, sizes = told["key"], told["value"], tuple(told["sizes"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise ProtocolError("the head of a returned value cannot be read") from None
+        raise ProtocolError("the tail of a returned value cannot be read") from None
     if not isinstance(key, str) or not all(type(size) is int and size >= 0 for size in sizes):
-        raise ProtocolError("the head of a returned value has a key and sizes")
-    if end + sum(sizes) != total:
-        raise ProtocolError(f"a returned value of {end + sum(sizes)} bytes was announced, {total} came")
+        raise ProtocolError("the tail of a returned value has a key and sizes")
+    if length + sum(sizes) != total:
+        raise ProtocolError(f"a returned value of {length + sum(sizes)} bytes was announced, {total} came")
     used = _Parts(sizes)
     _check(value, used, 0)
     if used.next != len(sizes):
         raise ProtocolError("a returned value has parts that nothing refers to")
-    return Returned(key, value, sizes, end)
+    return Returned(key, value, sizes)
 
 
 @dataclass
@@ -175,7 +177,7 @@ class Outcome:
     def add(self, returned: Returned, holder: Any) -> None:
         """One more value, whose bytes ``holder`` has."""
         self.results[returned.key] = _named(returned.value, len(self.parts))
-        offset = returned.start
+        offset = 0
         for size in returned.sizes:
             self.parts.append((holder, offset, size))
             offset += size

@@ -20,10 +20,10 @@ Value = dict[str, Any]
 SHA = hashlib.sha256(b"").hexdigest()
 
 
-def packed(key: Any, value: Any, sizes: Any, tail: bytes = b"") -> bytes:
-    """A head as any worker may write it: Python's JSON, NaN included."""
+def packed(key: Any, value: Any, sizes: Any, parts: bytes = b"") -> bytes:
+    """A tail as any worker may write it: Python's JSON, NaN included."""
     text = json.dumps({"key": key, "value": value, "sizes": sizes}).encode()
-    return struct.pack("<4sI", b"KCO1", len(text)) + text + tail
+    return parts + text + struct.pack("<I4s", len(text), b"KCO1")
 
 
 def part(number: Any, **more: Any) -> Value:
@@ -102,7 +102,7 @@ def test_values_come_out_of_one_response_as_they_were_packed(made: list[tuple[Va
     whole, expected = outcome.Outcome(), {}
     for number, (value, sizes) in enumerate(made):
         parts = [bytes([number]) * size for size in sizes]
-        data = outcome.head(f"key {number}", value, sizes) + b"".join(parts)
+        data = b"".join(parts) + outcome.tail(f"key {number}", value, sizes)
         whole.add(outcome.unpack(memoryview(data), len(data)), data)
         expected[f"key {number}"] = plain(value, parts)
     sizes = [size for _, _, size in whole.parts]
@@ -119,10 +119,10 @@ def test_values_come_out_of_one_response_as_they_were_packed(made: list[tuple[Va
     assert {key: plain(value, found) for key, value in told.items()} == expected
 
 
-def test_a_head_s_length_is_known_from_its_beginning() -> None:
-    data = outcome.head("k", {"type": "null"}, [])
-    assert outcome.head_bytes(data[: outcome.HEAD_START_BYTES]) == len(data)
-    assert outcome.unpack(data, len(data)) == outcome.Returned("k", {"type": "null"}, (), len(data))
+def test_a_tail_s_length_is_known_from_its_end() -> None:
+    data = outcome.tail("k", {"type": "null"}, [])
+    assert outcome.tail_bytes(data[-outcome.FOOT_BYTES :]) == len(data)
+    assert outcome.unpack(data, len(data)) == outcome.Returned("k", {"type": "null"}, ())
 
 
 # ── hostile ones ──
@@ -145,13 +145,13 @@ TENSOR = {"type": "tensor", "dtype": "uint8", "shape": [0], "part": 0, "sha256":
     [
         pytest.param(b"", id="nothing"),
         pytest.param(b"KCO1\0\0\0", id="half a start"),
-        pytest.param(b"KCO2\x02\0\0\0{}", id="another magic"),
-        pytest.param(b"KCO1\xff\xff\xff\xff{}", id="4 GiB announced"),
-        pytest.param(b"KCO1\x02\0\0\0{}", id="an empty object"),
-        pytest.param(b"KCO1\x02\0\0\0[]", id="a list"),
-        pytest.param(b"KCO1\x04\0\0\0null", id="null"),
-        pytest.param(b"KCO1\x03\0\0\0\"\xff\"", id="no UTF-8"),
-        pytest.param(struct.pack("<4sI", b"KCO1", 200_000) + b"[" * 200_000, id="depth alone"),
+        pytest.param(b"{}\x02\0\0\0KCO2", id="another magic"),
+        pytest.param(b"{}\xff\xff\xff\xffKCO1", id="4 GiB announced"),
+        pytest.param(b"{}\x02\0\0\0KCO1", id="an empty object"),
+        pytest.param(b"[]\x02\0\0\0KCO1", id="a list"),
+        pytest.param(b"null\x04\0\0\0KCO1", id="null"),
+        pytest.param(b"\"\xff\"\x03\0\0\0KCO1", id="no UTF-8"),
+        pytest.param(b"[" * 200_000 + struct.pack("<I4s", 200_000, b"KCO1"), id="depth alone"),
         pytest.param(packed(None, NULL, []), id="no key"),
         pytest.param(packed(["k"], NULL, []), id="a list for a key"),
         pytest.param(packed("k", NULL, None), id="no sizes"),
@@ -227,7 +227,7 @@ def test_depth_is_refused_before_it_harms(nested: str) -> None:
         opening = '{"type":"array","value":[' if nested == "array" else '{"type":"object","value":{"a":'
         closing = "]}" if nested == "array" else "}}"
         text = '{"key":"k","sizes":[],"value":' + opening * depth + '{"type":"null"}' + closing * depth + "}"
-        data = struct.pack("<4sI", b"KCO1", len(text)) + text.encode()
+        data = text.encode() + struct.pack("<I4s", len(text), b"KCO1")
         if depth == 10:
             assert outcome.unpack(data, len(data)).key == "k"
         else:
@@ -270,18 +270,18 @@ def test_a_head_with_one_thing_changed_is_a_value_or_refused(
     made: tuple[Value, list[int]], more: st.DataObject
 ) -> None:
     value, sizes = made
-    data = bytearray(outcome.head("k", value, sizes) + bytes(sum(sizes)))
+    data = bytearray(bytes(sum(sizes)) + outcome.tail("k", value, sizes))
     at = more.draw(st.integers(0, len(data) - 1))
     data[at] = more.draw(st.integers(0, 255))
     try:
         outcome.unpack(bytes(data), len(data))
     except ProtocolError:
         return
-    assert data[:4] == b"KCO1"
+    assert data[-4:] == b"KCO1"
 
 
 @given(st.binary(max_size=200))
 @example(b"KCO1")
 def test_random_bytes_are_refused(data: bytes) -> None:
     refused(data)
-    refused(struct.pack("<4sI", b"KCO1", len(data)) + data)
+    refused(data + struct.pack("<I4s", len(data), b"KCO1"))
