@@ -124,15 +124,27 @@ def _hash(token: str) -> str:
 def _token_of(authorization: str) -> str | None:
     """A bearer token, or the password of Basic credentials: what HTTP clients make of ``http://x:TOKEN@host``."""
     scheme, _, credentials = authorization.partition(" ")
-    match scheme.lower():
-        case "bearer":
-            return credentials.strip()
-        case "basic":
-            try:
-                return base64.b64decode(credentials.strip(), validate=True).decode().partition(":")[2]
-            except ValueError:
-                return None
-    return None
+    if scheme.lower() == "bearer":
+        return credentials.strip()
+    basic = _basic(authorization)
+    return None if basic is None else basic[1]
+
+
+def user_of(authorization: str) -> str:
+    """The user name of Basic credentials; empty for others. It is nobody's: the token says who it is."""
+    basic = _basic(authorization)
+    return "" if basic is None else basic[0]
+
+
+def _basic(authorization: str) -> tuple[str, str] | None:
+    scheme, _, credentials = authorization.partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        name, _, password = base64.b64decode(credentials.strip(), validate=True).decode().partition(":")
+    except ValueError:
+        return None
+    return name, password
 
 
 def authenticate(store: TokenStore, authorization: str | None, peer_uid: int | None, own_uid: int) -> Principal | None:

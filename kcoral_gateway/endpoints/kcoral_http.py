@@ -25,6 +25,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from kcoral_gateway.auth import user_of
 from kcoral_gateway.endpoints.multipart import Part, Reader
 from kcoral_gateway.endpoints.outcomes import Watched, watch
 from kcoral_gateway.endpoints.websocket import Clients
@@ -166,17 +167,19 @@ class KCoralHttp:
         missing = [blob for blob in made.blobs if not artifacts.has(principal, f"sha256-{blob}")]
         if missing:
             return _Json({"status": "CACHE_MISS", "request_id": request_id, "missing_blobs": missing})
-        execution = self._start(made, bytes(body.text.data), principal)
+        python = user_of(request.headers.get("authorization", ""))
+        execution = self._start(made, bytes(body.text.data), principal, python)
         limit = min(_or(made.options.output_limit_bytes, _OUTPUT_BYTES), _MAX_OUTPUT_BYTES)
         watched = await self._watch(request, execution, principal, limit)
         _log.info("program", extra={"request": request_id, "execution": execution.execution_id})
         return self._response(execution, watched, request_id, principal, (time.perf_counter() - began) * 1000)
 
-    def _start(self, made: program.Program, source: bytes, principal: str) -> Execution:
+    def _start(self, made: program.Program, source: bytes, principal: str, python: str) -> Execution:
+        """``python`` is an interpreter environment if there is one of that name: ``http://NAME:TOKEN@host``."""
         options = made.options
         message = m.Execute(
             uuid.uuid4().hex,
-            m.SessionAsk("", _or(options.gpu_count, None)),
+            m.SessionAsk("", _or(options.gpu_count, None), python if self._service.has_python(python) else ""),
             timeout_s=min(_or(options.timeout_seconds, _TIMEOUT_S), _MAX_TIMEOUT_S),
             queue_timeout_s=_QUEUE_S,
             kind="program",

@@ -228,6 +228,10 @@ class Service:
             session.gpus = min(1, capacity)
         return session
 
+    def has_python(self, name: str) -> bool:
+        """Whether there is an interpreter environment of this name."""
+        return name in dict(self._config.pythons)
+
     def _python(self, name: str) -> str:
         """The interpreter that a name means; empty for none asked for."""
         known = dict(self._config.pythons)

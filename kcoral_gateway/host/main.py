@@ -36,6 +36,7 @@ from kcoral_magic.protocol import steps as s
 from kcoral_magic.protocol import transfers as t
 
 _READ_BYTES = 256 * 1024
+_STARTUP_BYTES = 4096
 _BACKLOG_BYTES = 4 * 1024 * 1024  # to the gateway; above it the worker is not read, so it blocks in its own writes
 _MEMORY_EVERY_S = 0.1
 _IDLE_LOOK_S = 0.5  # what earlier cells left running goes on using memory
@@ -86,6 +87,7 @@ class Host:
         self._is_running = False
         self._has_begun = False  # the running body has been sent to the worker
         self._is_ready = False
+        self._startup_text = b""  # what its interpreter has said of why it does not start
         self._run_ticks = 0
         self._pid: int | None = None  # the worker's interpreter
         self._old_processes: set[int] = set()  # that earlier cells left running
@@ -339,8 +341,10 @@ class Host:
             self._selector.unregister(descriptor)
             self._resting[descriptor] = name
             self._rest_until_s = now + _PIPE_PAUSE_S
-        if not self._execution:
-            return  # what the interpreter says while it starts is nobody's cell
+        if not self._execution:  # what the interpreter says while it starts is nobody's cell
+            if not self._is_ready and name == "stderr":
+                self._startup_text = (self._startup_text + data)[-_STARTUP_BYTES:]
+            return
         self._batcher.feed(name, data)
         self._stream_bytes += len(data)
         if self._stream_bytes > _FREE_BYTES:
@@ -485,6 +489,8 @@ class Host:
                 self._drain(name, descriptor)  # type: ignore[arg-type]  # the literals above
             self._emit_output(self._batcher.finish(time.monotonic()))
             self._drain_fault()
+            if not self._is_ready:
+                self._drain_startup()
             code, message = self._verdict or ("lost", self._cause())
             self._send(m.Gone(code, message))
             self._outbox.finish(_DEATH_S)
@@ -503,6 +509,11 @@ class Host:
             left -= len(data)
             self._batcher.feed(name, data)
 
+    def _drain_startup(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := os.read(self._worker.stderr, _READ_BYTES):
+                self._startup_text = (self._startup_text + data)[-_STARTUP_BYTES:]
+
     def _drain_fault(self) -> None:
         try:
             self._fault_text += os.read(self._worker.fault, 16 * 1024).decode("utf-8", "replace")
@@ -514,7 +525,10 @@ class Host:
         if cgroup is not None and cgroup.was_out_of_memory:
             limit = self._spec.limits.memory_bytes / 2**30
             return f"the worker used more than its limit of {limit:.2f} GiB of memory: the system ended it"
-        return cause(self._worker.process.returncode or 0, self._fault_text, is_ready=self._is_ready)
+        code = self._worker.process.returncode or 0
+        return cause(
+            code, self._fault_text, is_ready=self._is_ready, said=self._startup_text.decode("utf-8", "replace")
+        )
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

@@ -29,12 +29,17 @@ def where(fault_text: str) -> str:
     return f"{os.path.basename(path)}, line {line}, in {function}"
 
 
-def cause(exit_code: int, fault_text: str, *, is_ready: bool) -> str:
-    """What an exit code (negative, or 128 and more, for a signal) says of the end of a worker."""
+def cause(exit_code: int, fault_text: str, *, is_ready: bool, said: str = "") -> str:
+    """What an exit code (negative, or 128 and more, for a signal) says of the end of a worker.
+
+    ``said`` is what a worker that did not start wrote to its stderr; the last line of a traceback says most.
+    """
     place = where(fault_text)
     at = f" at {place}" if place else ""
     if not is_ready:
-        return f"the worker did not start (exit code {exit_code})"
+        lines = said.strip().splitlines()
+        why = f": {lines[-1][:300]}" if lines else ""
+        return f"the worker did not start (exit code {exit_code}){why}"
     number = -exit_code if exit_code < 0 else exit_code - 128
     if 0 < number < 65:
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

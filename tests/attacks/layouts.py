@@ -90,7 +90,7 @@ def _interpreters(folder: Path) -> Iterator[Path]:
     yield Path(sys.executable)
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     if os.path.exists(system := f"/usr/bin/{version}"):
-        yield _environment(folder / "system", Path(system))
+        yield make_environment(folder / "system", Path(system))
     base = folder / "base"
     shutil.copytree(
         Path(sys.base_prefix) / "lib" / version,
@@ -102,7 +102,7 @@ def _interpreters(folder: Path) -> Iterator[Path]:
         shutil.copy2(library, base / "lib")
     (base / "bin").mkdir()
     shutil.copy2(os.path.realpath(sys.executable), base / "bin" / version)
-    yield _environment(folder / "copied", base / "bin" / version)
+    yield make_environment(folder / "copied", base / "bin" / version)
 
 
 def _trouble(python: Path) -> str:
@@ -119,7 +119,7 @@ def _trouble(python: Path) -> str:
     return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no reason given"])[-1]
 
 
-def _environment(folder: Path, base: Path) -> Path:
+def make_environment(folder: Path, base: Path) -> Path:
     """A virtual environment by hand (PEP 405): Debian's own venv module may be missing."""
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     packages = folder / "lib" / version / "site-packages"

@@ -1,4 +1,4 @@
-"""Programs that import ``kcoral.builtins``: the gateway runs in an environment that has it, as a GPU host's would."""
+"""Programs that import ``kcoral.builtins``: a gateway has an environment with it, whose name stands in the URL."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from tests.support import GatewayProcess
 
 @pytest.fixture(scope="module")
 def gateway(kcoral_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    """A gateway without GPUs whose own interpreter is KCoral's: workers have the gateway's packages."""
-    process = GatewayProcess(tmp_path_factory.mktemp("packages") / "state", python=kcoral_python, gpus=0)
+    """A gateway without GPUs that has KCoral's environment beside its own."""
+    state = tmp_path_factory.mktemp("packages") / "state"
+    process = GatewayProcess(state, "--python", f"kcoral={kcoral_python}", gpus=0)
     process.spares = 4
     yield process
     process.stop()
@@ -28,7 +29,7 @@ def token(gateway: GatewayProcess) -> str:
 
 @pytest.fixture
 def kcoral(kcoral_python: str, gateway: GatewayProcess, token: str, tmp_path: Path) -> Kcoral:
-    return Kcoral(kcoral_python, address(gateway, token), tmp_path)
+    return Kcoral(kcoral_python, address(gateway, token).replace("//x:", "//kcoral:"), tmp_path)
 
 
 @pytest.mark.parametrize("name", cases("packages"))
