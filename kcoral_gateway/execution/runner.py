@@ -21,7 +21,7 @@ from kcoral_gateway.execution.lines import Line
 from kcoral_gateway.execution.records import Records
 from kcoral_gateway.execution.sessions import Clock, Execution, Session, gpu_message
 from kcoral_gateway.execution.workers import Worker, Workers
-from kcoral_gateway.storage.artifacts import Artifacts
+from kcoral_gateway.storage.artifacts import CACHE_BYTES, Artifacts
 from kcoral_magic.errors import ExecutionLost, KCoralError
 from kcoral_magic.protocol import framing, steps
 from kcoral_magic.protocol import messages as m
@@ -408,6 +408,9 @@ class Runner:
             execution.has_failed = True
         elif isinstance(body, t.InputRequest) and (session := self._session_of(execution)) is not None:
             session.waits_since_s = time.monotonic()
+        if isinstance(body, t.Returned) and body.is_cache:
+            self._keep_caches(execution, body, buffers)
+            return
         if isinstance(body, t.Returned):
             execution.result_bytes += body.size
         if isinstance(body, t.Returned) and body.blob is not None:
@@ -424,6 +427,21 @@ class Runner:
                 execution.displays_cut += 1
                 return
         execution.emit(body, buffers)
+
+    def _keep_caches(self, execution: Execution, body: t.Returned, buffers: tuple[framing.Buffer, ...]) -> None:
+        """What compilers made in a program's worker, for the next one of its principal; once, and of limited size."""
+        if not execution.is_alone or execution.caches or body.size > CACHE_BYTES:
+            if body.blob is not None:
+                self._artifacts.drop(execution.principal, body.blob)
+            return
+        execution.caches = body.blob or "inline"
+        try:
+            if body.blob is None:
+                self._artifacts.keep_caches(execution.principal, b"".join(bytes(buffer) for buffer in buffers))
+            else:
+                self._artifacts.take_in(execution.principal, body.blob, body.size)
+        except (KCoralError, OSError) as error:
+            _log.info("caches not kept", extra={"execution": execution.execution_id, "error": str(error)})
 
     def _session_of(self, execution: Execution) -> Session | None:
         return next((session for session in self._sessions if session.current is execution), None)
@@ -462,6 +480,8 @@ class Runner:
             body = m.Finished("failed", body.elapsed_ms, "timeout", text)
         elif body.status == "interrupted":
             execution.blame("runtime", "the program was interrupted")
+        if execution.caches.startswith("xxh3-"):
+            self._artifacts.adopt_caches(execution.principal, execution.caches)
         execution.emit(body)
         if not execution.done.done():
             execution.done.set_result(None)

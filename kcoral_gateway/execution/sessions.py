@@ -105,6 +105,7 @@ class Execution:
     sent_bytes: int = 0
     result_bytes: int = 0  # of values that went back
     gpus: tuple[str, ...] = ()  # it ran on
+    caches: str = ""  # the blob with what compilers made, once it is announced
     client: str = ""
     title: str = ""  # of a program; a cell's is its first line
 

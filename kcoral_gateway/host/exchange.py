@@ -119,7 +119,7 @@ class Exchange:
         os.set_blocking(self.source, False)
         with contextlib.suppress(OSError):  # over the user's pipe budget: a smaller one works too
             fcntl.fcntl(theirs, _F_SETPIPE_SZ, _PIPE_BYTES)
-        return t.Returned(body.digest, body.size, body.problems, blob), _handed_over(theirs)
+        return t.Returned(body.digest, body.size, body.problems, blob, body.is_cache), _handed_over(theirs)
 
     def receive(self) -> int | None:
         """Take what is in the pipe: how many bytes that was, 0 at its end, ``None`` if it has none now.

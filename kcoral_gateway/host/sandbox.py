@@ -24,6 +24,7 @@ from kcoral_magic.errors import SandboxUnavailable
 
 WORKSPACE = "/workspace"
 LIBRARY = "/run/kcoral/lib"  # where our two packages are inside, if the interpreter has no copy of its own
+CACHE = "/tmp/.cache"
 BLOBS = "/run/kcoral/blobs"  # the principal's files, for programs
 _INNER_ID = 1000
 
@@ -202,7 +203,10 @@ def environment(spec: HostSpec) -> dict[str, str]:
             "HOME": WORKSPACE,
             "IPYTHONDIR": "/tmp/.ipython",
             "MPLCONFIGDIR": "/tmp/.matplotlib",
-            "XDG_CACHE_HOME": "/tmp/.cache",
+            "XDG_CACHE_HOME": CACHE,
+            "TRITON_CACHE_DIR": f"{CACHE}/triton",  # as in ``worker.warm``
+            "TORCHINDUCTOR_CACHE_DIR": f"{CACHE}/inductor",
+            "CUDA_CACHE_PATH": f"{CACHE}/cuda",
         }
     if spec.devices or inside:
         env |= devices.environment(spec.devices)

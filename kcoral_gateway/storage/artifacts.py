@@ -8,6 +8,7 @@ checked when it is whole, and one that does not match is thrown away.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -22,6 +23,8 @@ import xxhash
 from kcoral_magic.errors import CapacityExceeded, NotFoundError, ValueRefused
 
 TRANSIT_S = 3600.0  # as long as a client may be away
+CACHES = "compilers.tar"  # of each principal, beside the blobs
+CACHE_BYTES = 65 * 1024 * 1024  # of them: what ``worker.warm`` packs, and a tar's own blocks
 PART = ".part"
 _READ_BYTES = 1024 * 1024
 _RESERVED_BYTES = 4 * 1024 * 1024  # ahead of what has come: the limit is looked at in such steps
@@ -160,6 +163,31 @@ class Artifacts:
             self._remove(folder, digest)
             raise
         self._counted[folder][digest] = self._on_disk(size)
+
+    def keep_caches(self, principal: str, data: bytes) -> None:
+        """Replace what the principal's compilers have kept.
+
+        Raises:
+            CapacityExceeded: The principal's limit leaves no room.
+        """
+        folder = self.folder(principal)
+        self._make_room(folder, len(data), CACHES)
+        fresh = folder / (CACHES + PART)
+        fresh.write_bytes(data)
+        self._become_caches(folder, fresh)
+
+    def adopt_caches(self, principal: str, digest: str) -> None:
+        """As ``keep_caches``, of a blob that a worker host has written; nothing happens if it is not whole."""
+        folder = self.folder(principal)
+        self._counted[folder].pop(digest, None)
+        with contextlib.suppress(FileNotFoundError):
+            self._become_caches(folder, folder / digest)
+        (folder / (digest + PART)).unlink(missing_ok=True)
+
+    def _become_caches(self, folder: Path, fresh: Path) -> None:
+        fresh.chmod(0o444)  # the principal's workers read it, under user ids of their own
+        self._counted[folder][CACHES] = self._on_disk(fresh.stat().st_size)
+        fresh.replace(folder / CACHES)
 
     def path(self, principal: str, digest: str) -> Path:
         """A whole blob.

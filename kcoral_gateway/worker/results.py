@@ -23,6 +23,8 @@ def send(
     size: int,
     segments: Iterable[memoryview],
     problems: tuple[tuple[str, str], ...] = (),
+    *,
+    is_cache: bool = False,
 ) -> None:
     """Send ``segments``, ``size`` bytes in all, one after the other, as what a body returns.
 
@@ -30,9 +32,9 @@ def send(
         ValueRefused: The gateway's disk takes no results.
     """
     if size <= INLINE_BYTES:
-        output.send(t.Returned(digest, size, problems), (b"".join(segments),))
+        output.send(t.Returned(digest, size, problems, None, is_cache), (b"".join(segments),))
         return
-    output.send(t.Returned(digest, size, problems))
+    output.send(t.Returned(digest, size, problems, None, is_cache))
     while not isinstance(inbox.next().body, t.Spool):
         inbox.drop_descriptors()  # of a body that has been interrupted before
     descriptor = inbox.descriptor()

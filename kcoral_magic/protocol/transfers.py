@@ -121,12 +121,15 @@ class Returned(Wire, frozen=True):
     """The values that were asked for, with the parcel's digest and size.
 
     Buffers: the parcel, if it is small; else it is being written to ``blob``, whose bytes can be fetched as they come.
+
+    ``is_cache``: no result, but what compilers keep for the principal's next program; no client ever sees it.
     """
 
     digest: Digest
     size: Number
     problems: tuple[tuple[Name, Text], ...] = ()
     blob: Digest | None = None
+    is_cache: bool = False
 
 
 class Names(Wire, frozen=True):

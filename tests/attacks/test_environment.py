@@ -14,7 +14,7 @@ pytestmark = pytest.mark.attack
 # What kcoral_gateway.host.sandbox sets, and what bubblewrap and C libraries add.
 EXPECTED = frozenset(
     "PATH LANG TERM USER HOME PWD PYTHONDONTWRITEBYTECODE MPLBACKEND IPYTHONDIR MPLCONFIGDIR XDG_CACHE_HOME "
-    "CUDA_VISIBLE_DEVICES LC_CTYPE".split()
+    "CUDA_VISIBLE_DEVICES LC_CTYPE TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR CUDA_CACHE_PATH".split()
 )
 
 
