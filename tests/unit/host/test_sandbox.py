@@ -125,6 +125,7 @@ def test_the_gateway_s_environment_is_not_the_worker_s(machine: Machine, monkeyp
     assert set(env) == {
         *("PATH", "LANG", "TERM", "USER", "HOME", "PYTHONDONTWRITEBYTECODE", "MPLBACKEND"),
         *("IPYTHONDIR", "MPLCONFIGDIR", "XDG_CACHE_HOME", "CUDA_VISIBLE_DEVICES"),
+        *("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH"),
     }
     assert env["PATH"].startswith(f"{os.path.dirname(machine.venv)}:")
     assert [option[1:] for option in parsed(machine.spec()) if option[0] == "--setenv"] == [
