@@ -30,6 +30,7 @@ from kcoral_magic.protocol import transfers as t
 _log = getLogger(__name__)
 _SPARE_AFTER_S = 0.03  # what runs now first: a start takes a core for longer
 _OTHER_BYTES = 256 * 1024 * 1024  # of one execution's displays and results: a bound on abuse, told when met
+_INLINE_BYTES = 32 * 1024 * 1024  # of a program's returned values beside the events; the rest are blobs
 _SUPPLY_S = 3600.0  # as long as a client may be away; what it sends goes on meanwhile
 _SUPPLY_LOOK_S = 5.0
 _SUPPLY_ALONE_LOOKS = 24  # two minutes with nobody connected who could send
@@ -304,7 +305,12 @@ class Runner:
         session = None if execution is None else self._session_of(execution)
         if execution is None or session is None or not session.is_for_programs or is_wanted == bool(session.ask_id):
             return
+        execution.turns_left -= 1
+        if execution.turns_left < 0 and session.worker is not None:  # more than its instructions can need
+            session.worker.send(m.Stop(execution.execution_id, kill=True))
+            return
         if not is_wanted:
+            execution.clock.go()  # it may have been waiting for the turn that it gives back
             execution.times.turn_ends(time.monotonic())
             ask_id, session.ask_id = session.ask_id, ""
             self.gpus.release(ask_id)
@@ -327,7 +333,9 @@ class Runner:
         if granted.cancelled() or session.current is not execution or worker is None or worker.gone is not None:
             return  # whoever ended it gives the GPUs back
         execution.times.turn_begins(time.monotonic())
-        execution.emit(m.Placed(tuple(gpu_message(device) for device in session.devices or ())))
+        if not execution.is_placed:  # its GPUs stay the same from turn to turn
+            execution.is_placed = True
+            execution.emit(m.Placed(tuple(gpu_message(device) for device in session.devices or ())))
         worker.send(steps.TurnGranted(execution.execution_id))
         execution.clock.go()
 
@@ -405,6 +413,8 @@ class Runner:
         elif isinstance(body, steps.Step):
             execution.step = body
         elif isinstance(body, steps.Failed):
+            if execution.has_failed:
+                return  # one instruction fails
             execution.has_failed = True
         elif isinstance(body, t.InputRequest) and (session := self._session_of(execution)) is not None:
             session.waits_since_s = time.monotonic()
@@ -420,12 +430,16 @@ class Runner:
                 names = tuple((wanted.name, str(error)) for wanted in execution.wants)
                 body = t.Returned(body.digest, 0, names)
         if not isinstance(body, m.Stream):
-            execution.other_bytes += 100 + sum(map(len, buffers))
+            execution.other_bytes += len(msgspec.msgpack.encode(body)) + 100 + sum(map(len, buffers))
             is_first_error = isinstance(body, m.Error) and not execution.has_error
             execution.has_error = execution.has_error or is_first_error
             if execution.other_bytes > _OTHER_BYTES and not is_first_error:
                 execution.displays_cut += 1
                 return
+            if isinstance(body, t.Returned) and execution.message.kind == "program":
+                execution.inline_bytes += sum(map(len, buffers))
+                if execution.inline_bytes > _INLINE_BYTES:
+                    return
         execution.emit(body, buffers)
 
     def _keep_caches(self, execution: Execution, body: t.Returned, buffers: tuple[framing.Buffer, ...]) -> None:
@@ -474,6 +488,8 @@ class Runner:
             cut, kept = execution.displays_cut, _OTHER_BYTES >> 20
             text = f"{cut} displays and results were left out: {kept} MiB of them are kept of a cell"
             execution.emit(m.Notice("displays_cut", text))
+        if execution.inline_bytes > _INLINE_BYTES:  # our own workers send as much as that by another way
+            body = m.Finished("failed", body.elapsed_ms, "capacity", "its worker returned too much in small pieces")
         if execution.has_timed_out and body.status == "interrupted":
             text = _timeout_text(execution, killed=False)
             execution.blame("timeout", text)

@@ -109,7 +109,7 @@ class Service:
         try:
             if message.kind == "program":
                 made = self._checked(principal, parsed or program.parse(source))
-                execution.title = made.title
+                execution.title, execution.turns_left = made.title, 2 * len(made.instructions) + 2
                 unpin = self.artifacts.pin(principal, [f"sha256-{blob}" for blob in made.blobs])
                 execution.done.add_done_callback(lambda _: unpin())
                 if made.needs_no_gpu:

@@ -105,6 +105,9 @@ class Execution:
     sent_bytes: int = 0
     result_bytes: int = 0  # of values that went back
     gpus: tuple[str, ...] = ()  # it ran on
+    inline_bytes: int = 0  # of what a program returned beside its events
+    turns_left: int = 0  # that a program may ask for or give back
+    is_placed: bool = False  # its reader knows a program's GPUs
     caches: str = ""  # the blob with what compilers made, once it is announced
     client: str = ""
     title: str = ""  # of a program; a cell's is its first line

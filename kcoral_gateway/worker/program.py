@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -36,6 +36,7 @@ from kcoral_magic.protocol import program as p
 _TRACEBACK_CHARS = 8192
 _TEXT_BYTES = 256 * 1024
 _MESSAGE_CHARS = 4000
+_INLINE_BYTES = 16 * 1024 * 1024  # of small values that go beside the events: the gateway keeps them in memory
 _OURS = str(Path(__file__).parent)
 _KINDS = frozenset(get_args(steps.ErrorKind))
 
@@ -120,6 +121,7 @@ class _Execution:
         self._blobs = blobs
         self._made: dict[str, Any] = {}
         self._has_turn = not order.takes_turns
+        self._inline_left = _INLINE_BYTES
 
     def run(self) -> bool:
         """Run the instructions; whether all of them succeeded."""
@@ -247,7 +249,13 @@ class _Execution:
             yield memoryview(outcome.tail(key, told, sizes))
 
         # A name: nobody checks it, since the parts have digests of their own.
-        results.send(self._output, self._inbox, f"xxh3-{os.urandom(16).hex()}", size, segments())
+        self._send(f"xxh3-{os.urandom(16).hex()}", size, segments())
+
+    def _send(self, name: str, size: int, segments: Iterable[memoryview]) -> None:
+        """Small values beside the events, until that is much together."""
+        limit = min(results.INLINE_BYTES, self._inline_left)
+        results.send(self._output, self._inbox, name, size, segments, inline_bytes=limit)
+        self._inline_left -= size if size <= limit else 0
 
     def _return_parcel(self, name: str, value: Any) -> None:
         from kcoral_magic.values import codec
@@ -258,7 +266,7 @@ class _Execution:
         packed = codec.pack({name: value}, may_pickle=self._order.takes_pickles, peer=peer)
         if name in packed.problems:
             raise InstructionFailed("serialization", packed.problems[name].removeprefix(f"{name} "))
-        results.send(self._output, self._inbox, packed.parcel.digest(), packed.parcel.size, packed.parcel.segments)
+        self._send(packed.parcel.digest(), packed.parcel.size, packed.parcel.segments)
 
     def _fail(self, error: BaseException, index: int, op: str, name: str) -> None:
         kind, message = _told(error)

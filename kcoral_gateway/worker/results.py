@@ -25,13 +25,14 @@ def send(
     problems: tuple[tuple[str, str], ...] = (),
     *,
     is_cache: bool = False,
+    inline_bytes: int = INLINE_BYTES,
 ) -> None:
     """Send ``segments``, ``size`` bytes in all, one after the other, as what a body returns.
 
     Raises:
         ValueRefused: The gateway's disk takes no results.
     """
-    if size <= INLINE_BYTES:
+    if size <= inline_bytes:
         output.send(t.Returned(digest, size, problems, None, is_cache), (b"".join(segments),))
         return
     output.send(t.Returned(digest, size, problems, None, is_cache))

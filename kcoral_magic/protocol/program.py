@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, cast
 
@@ -176,7 +177,12 @@ class Program:
                 return True
 
     def _maker(self, name: str) -> Instruction:
-        return next(i for i in self.instructions if getattr(i, "id", None) == name)
+        return self._makers[name]
+
+    @cached_property
+    def _makers(self) -> dict[str, Instruction]:
+        made = (i for i in self.instructions if not isinstance(i, ReturnValue | ReturnPath))
+        return {instruction.id: instruction for instruction in made}
 
 
 def parse(data: bytes | bytearray | memoryview) -> Program:

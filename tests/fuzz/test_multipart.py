@@ -210,6 +210,9 @@ class Nothing:
     def principal_of(self, request: Request) -> Principal:
         return Principal("fuzz")
 
+    def has_python(self, name: str) -> bool:
+        return False
+
     def execute(self, *_: object, **__: object) -> Any:
         raise CapacityExceeded("nothing runs here")
 
@@ -388,3 +391,9 @@ async def test_what_was_refused_takes_no_room(fuzzed: Fuzzed) -> None:
     for _ in range(20):
         assert (await fuzzed.ask([program(b"right") + false + END])).status == 400
     assert fuzzed.http._service.artifacts.usage("fuzz") == (0, LIMIT_BYTES)
+
+
+def test_a_part_s_headers_without_an_end_are_refused_early() -> None:
+    reader = Reader(FORM, lambda name, kind: pytest.fail("no part has begun"))
+    with pytest.raises(ProgramInvalid, match="header"):
+        reader.feed(b"--" + BOUNDARY + b"\r\nX-A: " + b"a" * 10_000)

@@ -416,3 +416,10 @@ def test_what_may_touch_a_gpu_is_known_beforehand(instruction: Object, is_used: 
 def test_a_tensor_s_size_is_its_elements_times_their_bytes(shape: list[int], dtype: str) -> None:
     tensor = p.UploadTensor("upload", "t", "tensor", DIGEST, dtype, tuple(shape))
     assert tensor.size == math.prod(shape) * p.ITEM_BYTES[dtype]
+
+
+def test_a_long_program_is_looked_through_once_not_once_for_each_instruction() -> None:
+    count = 20_000  # looked up one by one, this took minutes
+    first = [{"op": "upload", "id": f"a{n}", "kind": "bytes", "blob": "0" * 64} for n in range(count)]
+    then = [{"op": "return", "key": f"k{n}", "value": {"$ref": f"a{count - 1}"}} for n in range(count)]
+    assert p.parse(json.dumps({"instructions": first + then}).encode()).needs_no_gpu
