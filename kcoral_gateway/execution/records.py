@@ -33,6 +33,7 @@ class Records:
         self._folders: dict[str, Path] = {}
         self._dirty: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._unwritten: list[Execution] = []  # ended, without a record on disk yet
         self._ledger = Ledger(config.records_dir, days=config.record_days, count=config.record_count)
 
     def new(
@@ -71,7 +72,7 @@ class Records:
             sent_bytes=len(source) + sent_bytes,
             client=client,
         )
-        execution.done.add_done_callback(lambda _: self._ledger.add(principal, execution.record(time.monotonic())))
+        execution.done.add_done_callback(lambda _: self._ended(execution))
         self._keep(execution)
         return execution, True
 
@@ -126,6 +127,7 @@ class Records:
 
     def ended(self, principal: str, ask: m.ListRecords) -> tuple[m.Record, ...]:
         """What has ended since ``ask.since_s``, newest first."""
+        self._write_records()
         found = (r for r in self._ledger.read(principal) if r.started_s >= ask.since_s)
         mine = (r for r in found if ask.session in (None, r.session))
         return tuple(islice(mine, ask.limit))
@@ -197,13 +199,26 @@ class Records:
             self._on_disk.update(path.stem for path in folder.glob("*.events"))
         return folder / f"{execution_id}.events"
 
+    def _ended(self, execution: Execution) -> None:
+        self._unwritten.append(execution)
+        self._flush_later()
+
+    def _write_records(self) -> None:
+        ended, self._unwritten = self._unwritten, []
+        for execution in ended:
+            self._ledger.add(execution.principal, execution.record(time.monotonic()))
+
     def _grew(self, execution_id: str) -> None:
         self._dirty.add(execution_id)
+        self._flush_later()
+
+    def _flush_later(self) -> None:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush)
 
     def _flush(self) -> None:
         self._timer = None
+        self._write_records()
         dirty, self._dirty = self._dirty, set()
         for execution_id in dirty:
             if (execution := self._known.get(execution_id)) is not None:
