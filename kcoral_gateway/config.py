@@ -87,7 +87,8 @@ class Config:
     max_sessions: int = 64  # of one principal
     cpu_workers: int = field(default_factory=lambda: default_cpu_workers())  # places without a GPU
     gpu_workers: int = 8  # places for each GPU: what has the turn computes, the others load and compile
-    max_queued: int = 1000  # executions of one session
+    max_queued: int = 1000  # executions of one session, or of one principal without a session
+    max_queued_bytes: int = 128 * MiB  # of the sources of a principal's executions without a session
     artifact_bytes: int = 50 * GiB  # files and values on their way, of one principal
     journal_days: float = 14.0
     journal_bytes: int = 4 * GiB  # of one principal

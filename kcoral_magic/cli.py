@@ -23,7 +23,7 @@ _SCHEMA = 1  # of the JSON documents: a field's meaning never changes within a n
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    from kcoral_magic.tools import TOOLS, arguments
+    from kcoral_magic.tools import TOOLS
 
     top = argparse.ArgumentParser("kcoral-magic", description="Cells, programs and tools on GPU machines elsewhere.")
     top.add_argument("--version", action="version", version=f"kcoral-magic {__version__}")
@@ -33,12 +33,13 @@ def parser() -> argparse.ArgumentParser:
     for tool in TOOLS.values():
         made = tools.add_parser(
             tool.name,
+            aliases=tool.aliases,
             help=tool.help,
-            description=f"{tool.help[0].upper()}{tool.help[1:]}.",
-            usage=f"kcoral-magic run {tool.name} [OPTIONS] [--] {tool.usage}",
+            description=f"{tool.help[0].upper()}{tool.help[1:]}. Options come before its own words.",
+            usage=f"kcoral-magic run {tool.name} [OPTIONS] {tool.usage}",
+            allow_abbrev=False,
         )
-        arguments.add_run_options(made)
-        _add_connection(made)
+        _add_run(made)
         made.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
     for name, text in (
         ("status", "the gateway, its GPUs, your sessions"),
@@ -53,11 +54,36 @@ def parser() -> argparse.ArgumentParser:
         if name == "records":
             made.add_argument("--session", metavar="NAME", help="of this session only")
             made.add_argument("--limit", type=int, default=20, metavar="N", help="the newest N, at most 1000 (20)")
+    interrupt = commands.add_parser("interrupt", help="stop what runs or waits, by its id")
+    interrupt.add_argument("id", nargs="+", help="as jobs lists it")
+    interrupt.add_argument("--kill", action="store_true", help="end its worker, and its session's state")
+    close = commands.add_parser("close", help="end a session: its state goes, its GPUs are free")
+    close.add_argument("session", nargs="+", help="as sessions lists it")
+    for made in (interrupt, close):
+        _add_connection(made)
     connect = commands.add_parser("connect", help="try and store the credential of a gateway")
     connect.add_argument("url", help="wss://host:port")
     connect.add_argument("--ca", metavar="FILE", help="certificate authority, PEM")
     connect.add_argument("--trust", action="store_true", help="let its HTML and JavaScript run in your notebooks")
     return top
+
+
+def _add_run(to: argparse.ArgumentParser) -> None:
+    from kcoral_magic.tools import arguments
+
+    arguments.add_run_options(to)
+    _add_connection(to)
+
+
+def _separated(words: list[str]) -> list[str]:
+    """A command line on which a tool's own words are told from ours."""
+    if words[:1] != ["run"] or len(words) < 3:
+        return words
+    from kcoral_magic.tools import arguments
+
+    ours = argparse.ArgumentParser()
+    _add_run(ours)
+    return [*words[:2], *arguments.separated(ours, words[2:])]
 
 
 def _add_connection(to: argparse.ArgumentParser) -> None:
@@ -66,13 +92,16 @@ def _add_connection(to: argparse.ArgumentParser) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The ``kcoral-magic`` program; ``run`` exits with the status of what ran."""
-    options = parser().parse_args(arguments)
+    options = parser().parse_args(_separated(sys.argv[1:] if arguments is None else arguments))
     try:
         match options.command:
             case "connect":
                 _connect(options)
             case "run":
                 _leave(_run(options))
+            case "interrupt" | "close":
+                with _client(options) as client:
+                    _stop(client, options)
             case _:
                 with _client(options) as client:
                     _list(client, options)
@@ -89,6 +118,20 @@ def _client(options: argparse.Namespace) -> Client:
     from kcoral_magic.client.sync import Client
 
     return Client(options.url)
+
+
+def _stop(client: Client, options: argparse.Namespace) -> None:
+    from kcoral_magic.errors import NotFoundError
+
+    if options.command == "close":
+        for name in options.session:
+            client.close_session(name)
+        return
+    there = {job.execution_id for job in client.jobs()}
+    if unknown := [given for given in options.id if given not in there]:
+        raise NotFoundError(f"{unknown[0]} does not run or wait: kcoral-magic jobs lists what does")
+    for given in options.id:
+        client.interrupt(given, kill=options.kill)
 
 
 def _list(client: Client, options: argparse.Namespace) -> None:
@@ -133,21 +176,8 @@ def _run(options: argparse.Namespace) -> int:
     gc.disable()  # what is loaded now stays: to look through it again and again takes a tenth of the start
     from kcoral_magic.tools import job, terminal
 
-    ask = job.Ask(
-        tool=options.tool,
-        words=options.words,
-        gpus=options.gpus,
-        session=options.session,
-        python=options.python,
-        send=options.send,
-        env=dict(options.env),
-        fetch=options.fetch,
-        out=options.out,
-        timeout_s=options.timeout,
-        queue_timeout_s=options.queue_timeout,
-        reads_input=sys.stdin is not None and not sys.stdin.closed and not sys.stdin.isatty(),
-        sends_code=not options.no_sync,
-    )
+    reads_input = sys.stdin is not None and not sys.stdin.closed and not sys.stdin.isatty()
+    ask = job.Ask.of(options, session=options.session, reads_input=reads_input)
     job.command_of(ask)  # a wrong one needs no gateway
     client = _client(options)
     gc.freeze()

@@ -170,6 +170,7 @@ class KCoralHttp:
         python = user_of(request.headers.get("authorization", ""))
         execution = self._start(made, bytes(body.text.data), principal, python)
         limit = min(_or(made.options.output_limit_bytes, _OUTPUT_BYTES), _MAX_OUTPUT_BYTES)
+        del body, reader, made  # it may wait long: the execution has what is needed
         watched = await self._watch(request, execution, principal, limit)
         _log.info("program", extra={"request": request_id, "execution": execution.execution_id})
         return self._response(execution, watched, request_id, principal, (time.perf_counter() - began) * 1000)

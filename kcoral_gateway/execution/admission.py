@@ -130,15 +130,18 @@ class Admission:
     def _settle(self, now: float) -> list[Instruction]:
         out: list[Instruction] = []
         late = [ask for ask in self._line if ask.deadline_s is not None and ask.deadline_s <= now]
-        self._line = [ask for ask in self._line if ask not in late]
+        if late:
+            self._line = [ask for ask in self._line if ask not in late]
         out += [Expired(ask.ask_id) for ask in late]
         out += self._grant()
         told: dict[str, Waiting] = {}
+        ahead: tuple[str, ...] = ()
         for place, ask in enumerate(self._line):
-            ahead = dict.fromkeys(other.principal for other in self._line[:place])
-            told[ask.ask_id] = waiting = Waiting(ask.ask_id, place, tuple(ahead))
+            told[ask.ask_id] = waiting = Waiting(ask.ask_id, place, ahead)
             if self._told.get(ask.ask_id) != waiting:
                 out.append(waiting)
+            if ask.principal not in ahead:
+                ahead = (*ahead, ask.principal)
         self._told = told
         return out
 

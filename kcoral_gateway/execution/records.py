@@ -179,7 +179,9 @@ class Records:
         started_s = path.stat().st_mtime
         execution = Execution(execution_id, principal, "", journal, b"", message, b"", started_s, done, done)
         self._keep(execution)
-        if not journal.is_finished:
+        if journal.is_finished:
+            done.set_result(None)
+        else:
             execution.is_cut = True
             execution.finish("failed", "lost", _RESTARTED)
         return execution

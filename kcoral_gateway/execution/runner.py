@@ -428,7 +428,7 @@ class Runner:
                 self._artifacts.take_in(execution.principal, body.blob, body.size)
             except KCoralError as error:
                 names = tuple((wanted.name, str(error)) for wanted in execution.wants)
-                body = t.Returned(body.digest, 0, names)
+                body = t.Returned(body.digest, 0, names or (("results", str(error)),))
         if not isinstance(body, m.Stream):
             execution.other_bytes += len(msgspec.msgpack.encode(body)) + 100 + sum(map(len, buffers))
             is_first_error = isinstance(body, m.Error) and not execution.has_error

@@ -43,6 +43,7 @@ class Service:
         self._records = Records(config)
         self._runner = Runner(config, engine, self._records, self.artifacts, lambda s: self._end(s, "it has run"))
         self._sessions: dict[tuple[str, str], Session] = {}
+        self._alone: dict[str, list[int]] = {}  # bytes of what runs and waits without a session, by principal
         self._clients: Counter[tuple[str, str]] = Counter()  # (principal, client_id) -> open connections
         self._seen_s: dict[tuple[str, str], float] = {}  # when a session's client was last there
         self._here_s: dict[str, float] = {}  # when a principal last had a connection or a session
@@ -116,6 +117,8 @@ class Service:
                     ask = msgspec.structs.replace(message.session, gpus=message.session.gpus or 0)
                     message = msgspec.structs.replace(message, session=ask)
             self._check_files(principal, asked)
+            if execution.is_alone:
+                self._count_alone(execution)
             session = self._session(principal, client, message)
         except KCoralError as error:
             execution.finish("failed", error.code, str(error))
@@ -130,6 +133,19 @@ class Service:
         session.queue.append(execution)
         session.wake.set()
         return execution
+
+    def _count_alone(self, execution: Execution) -> None:
+        """Bound what one principal's executions without a session keep in memory.
+
+        Raises:
+            CapacityExceeded: It has as many, or as large ones.
+        """
+        held, size = self._alone.setdefault(execution.principal, []), execution.sent_bytes
+        if len(held) >= self._config.max_queued or sum(held) + size > self._config.max_queued_bytes:
+            text = f"{len(held)} of your programs and calls ({sum(held) >> 20} MiB) run or wait already"
+            raise CapacityExceeded(f"{text}: let some of them end first")
+        held.append(size)
+        execution.done.add_done_callback(lambda _: held.remove(size))
 
     def supply(self, principal: str, message: t.Supply, files: framing.Buffer, parcel: framing.Buffer) -> None:
         """What an execution waits for; nothing happens if it does not.

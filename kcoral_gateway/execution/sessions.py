@@ -149,6 +149,7 @@ class Execution:
             self.digest.hex(),
             lines[0][:80] if lines else "",
             self.client[:100],
+            ended.exit_code if ended is not None else 0,
         )
 
     def blame(self, kind: steps.ErrorKind, message: str) -> None:

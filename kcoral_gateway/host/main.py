@@ -314,7 +314,7 @@ class Host:
         self._interrupted_s = None
         if body.poison:  # before Finished: no later cell may slip into this worker
             self._send(m.Replace(body.poison))
-        self._emit(m.Finished(body.status, max(0.0, body.elapsed_ms)))
+        self._emit(m.Finished(body.status, max(0.0, body.elapsed_ms), exit_code=body.exit_code))
         self._old_processes = processes.started_by(self._pid) if self._pid else set()
 
     def _started_by_cell(self) -> list[int]:

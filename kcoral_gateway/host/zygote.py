@@ -67,6 +67,9 @@ def _become_host(channel: socket.socket, spec: bytes) -> None:
 
 
 def _reap() -> None:
+    """Take what has ended, and with it what it was just starting: a sandbox that waits for a word of its host."""
     with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(ended.si_pid, signal.SIGKILL)  # not reaped yet: the number is its own
+            os.waitpid(ended.si_pid, 0)

@@ -262,13 +262,14 @@ class Artifacts:
         self._recount(folder)
         if self._used(folder) + wanted <= self._limit_bytes:
             return
-        files = [path for path in folder.iterdir() if path.name.startswith("sha256-") and path.suffix != PART]
-        for path in sorted(files, key=_used_s):
-            if path.name == keep or path in self._pinned:
-                continue
-            self._remove(folder, path.name)
-            if self._used(folder) + wanted <= self._limit_bytes:
-                return
+        whole = [path for path in folder.iterdir() if path.name.startswith("sha256-") and path.suffix != PART]
+        files = [path for path in whole if path.name != keep and path not in self._pinned]
+        could = sum(self._counted[folder].get(path.name, 0) for path in files)
+        if self._used(folder) - could + wanted <= self._limit_bytes:  # else nothing is thrown away in vain
+            for path in sorted(files, key=_used_s):
+                self._remove(folder, path.name)
+                if self._used(folder) + wanted <= self._limit_bytes:
+                    return
         raise CapacityExceeded(
             f"your files and values on this gateway may take {_size(self._limit_bytes)}, "
             f"{_size(self._used(folder))} are in use: fetch or drop results, or send less at once"

@@ -13,7 +13,7 @@ from typing import Any
 from IPython.core.interactiveshell import ExecutionResult
 from traitlets.config import Config
 
-from kcoral_gateway.worker import cuda, results
+from kcoral_gateway.worker import cuda, results, tool
 from kcoral_gateway.worker.files import Workspace
 from kcoral_gateway.worker.inbox import Inbox
 from kcoral_gateway.worker.interrupts import Interrupts
@@ -108,7 +108,7 @@ class Executor:
         elif shell.has_exited:
             poison = "the cell called exit()"
         self._output.is_running.clear()
-        return m.Ended(_status(error), (time.perf_counter() - began) * 1000, poison)
+        return m.Ended(_status(error), (time.perf_counter() - began) * 1000, poison, tool.take_status())
 
     # ── in ──
 

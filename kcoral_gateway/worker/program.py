@@ -263,7 +263,7 @@ class _Execution:
         peer = self._order.python or codec.VERSION
         if hasattr(value, "as_plain"):
             value = value.as_plain()
-        packed = codec.pack({name: value}, may_pickle=self._order.takes_pickles, peer=peer)
+        packed = codec.pack({name: value}, may_pickle=self._order.takes_pickles, peer=peer, is_strict=True)
         if name in packed.problems:
             raise InstructionFailed("serialization", packed.problems[name].removeprefix(f"{name} "))
         self._send(packed.parcel.digest(), packed.parcel.size, packed.parcel.segments)

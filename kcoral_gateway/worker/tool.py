@@ -23,6 +23,7 @@ from kcoral_gateway.worker import files
 from kcoral_gateway.worker.stdin import Stdin
 
 _PATIENCE_S = 5.0  # from the interrupt to the kill, as everywhere
+_status = 0
 _NOT_FOUND, _TIMED_OUT = 127, 124  # as shells and timeout(1) have it
 
 
@@ -47,6 +48,7 @@ def run(
         ``status`` (128 + N after signal N, 124 after the time limit, 127 without the program), ``files`` as
         ``[(path, mode, data)]``, ``problems`` as texts.
     """
+    global _status
     if folder:
         os.makedirs(folder, exist_ok=True)
     whole = {**os.environ, **env}
@@ -54,7 +56,8 @@ def run(
     if program is None:
         text = f"{argv[0]}: there is no such program where the worker runs"
         print(f"{text}: {hint}" if hint else text, file=sys.stderr)
-        return {"status": _NOT_FOUND, "files": [], "problems": []}
+        _status = _NOT_FOUND
+        return {"status": _status, "files": [], "problems": []}
     sys.stdout.flush()
     sys.stderr.flush()
     child = subprocess.Popen(
@@ -63,9 +66,16 @@ def run(
         stdin=subprocess.PIPE if reads_input else subprocess.DEVNULL,
         start_new_session=True,
     )
-    status = _Waiting(child, timeout_s).wait()
+    _status = _Waiting(child, timeout_s).wait()
     found, problems = _found(fetch)
-    return {"status": status, "files": found, "problems": problems}
+    return {"status": _status, "files": found, "problems": problems}
+
+
+def take_status() -> int:
+    """The exit status of the last tool, once: of the body that ran it."""
+    global _status
+    taken, _status = _status, 0
+    return taken
 
 
 class _Waiting:
@@ -179,12 +189,20 @@ class _Feeder:
 
 
 def _found(patterns: Sequence[str]) -> tuple[list[tuple[str, int, memoryview]], list[str]]:
-    found, problems = [], []
+    """Files by their paths in the workspace, and why a pattern brought none."""
+    found: dict[str, tuple[str, int, memoryview]] = {}
+    problems = []
     for pattern in patterns:
         try:
             named = files.digests([pattern])
             contents = files.contents([path for path, *_ in named])
-            found += [(name, mode, data) for (_, name, _, mode, _), (_, data) in zip(named, contents, strict=True)]
         except OSError as error:
             problems.append(str(error))
-    return found, problems
+            continue
+        if not named and not os.path.isdir(pattern):
+            problems.append(f"{pattern!r} is a link, a pipe or a device: only files and folders come back")
+        for (path, name, _, mode, _), (_, data) in zip(named, contents, strict=True):
+            inside = os.path.relpath(path)
+            place = name if inside.startswith("..") else inside
+            found[place] = (place, mode, data)
+    return list(found.values()), problems

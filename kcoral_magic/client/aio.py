@@ -33,7 +33,7 @@ from kcoral_magic.protocol import PRODUCT, framing
 from kcoral_magic.protocol import connection as c
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.protocol import transfers as t
-from kcoral_magic.protocol.wire import is_session_name
+from kcoral_magic.protocol.wire import check, is_session_name
 
 if TYPE_CHECKING:
     from kcoral_magic.client.functions import AsyncRemoteFunction
@@ -176,13 +176,11 @@ class AsyncClient:
         Raises:
             KCoralError: It did not run. One that ran and failed has an ``error`` in its result.
         """
-        from kcoral_magic.client.returned import result_of  # not before a program runs
-
         execution = await self.submit(program, **options)
         async for output in execution:
             if on_output is not None:
                 on_output(output)
-        return result_of(program, execution.collector)
+        return await execution.program_result()
 
     async def submit(
         self,
@@ -196,7 +194,7 @@ class AsyncClient:
         execution_id: str | None = None,
         sink: Callable[[Output], None] | None = None,
     ) -> AsyncExecution:
-        """Send a program, less what the gateway has of its blobs.
+        """Send a program, less what the gateway has of its blobs; ``program_result`` of its execution waits for it.
 
         Args:
             gpu_count: 1 to 8, all of them visible to the one worker; one by default where there are any and an
@@ -225,6 +223,7 @@ class AsyncClient:
         )
         wants = frozenset(f"return:{index}" for index in program.keys)
         execution = AsyncExecution(self, message.execution_id, sink, Own(exchange.Belief(), None, wants))
+        execution.program = program
         await self._submit(execution, message, source)
         return execution
 
@@ -285,6 +284,7 @@ class AsyncClient:
         Raises:
             UsageError: This client is reading it.
         """
+        check(m.Attach(execution_id, 0, view))
         await self.connect()
         reading = self._executions.get(execution_id)
         if reading is not None and not reading.is_finished:
@@ -309,6 +309,7 @@ class AsyncClient:
         return message.body
 
     async def _request(self, body: Any, *buffers: framing.Buffer) -> c.Incoming:
+        check(body)
         await self.connect()
         assert self._transport is not None
         future: asyncio.Future[c.Incoming] = asyncio.get_running_loop().create_future()
@@ -328,6 +329,7 @@ class AsyncClient:
             await self._transport.send(frames)
 
     async def _submit(self, execution: AsyncExecution, message: m.Execute, *buffers: bytes) -> None:
+        check(message)
         await self.connect()
         self._drop_old()
         frames = self._connection.execute(message, *buffers)

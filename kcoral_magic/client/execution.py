@@ -23,6 +23,8 @@ from kcoral_magic.protocol import transfers as t
 
 if TYPE_CHECKING:
     from kcoral_magic.client.aio import AsyncClient
+    from kcoral_magic.client.program import Program
+    from kcoral_magic.client.returned import ProgramResult
 
 ACK_BYTES = c.CREDIT_BYTES // 8
 _INLINE_BYTES = 512 * 1024  # a larger parcel becomes a blob, which a cut does not send again
@@ -67,6 +69,7 @@ class AsyncExecution:
         self.execution_id = execution_id
         self.is_own = own is not None
         self.is_finished = False
+        self.program: Program | None = None
         self._own = own
         self._client = client
         self._queue: asyncio.Queue[Output] = asyncio.Queue()
@@ -225,6 +228,19 @@ class AsyncExecution:
         if error is not None:
             raise error
         return self.collector.collected()
+
+    async def program_result(self) -> ProgramResult:
+        """Read to the end of a program that was submitted.
+
+        Raises:
+            UsageError: It is no program.
+            KCoralError: It did not run. One that ran and failed has an ``error`` in its result.
+        """
+        from kcoral_magic.client.returned import result_of  # not before a program runs
+
+        async for _ in self:
+            pass
+        return result_of(self.program, self.collector)
 
     async def interrupt(self, *, kill: bool = False) -> None:
         """One press of stop; with ``kill`` the end of the worker and its session's state."""

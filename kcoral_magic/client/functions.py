@@ -7,18 +7,20 @@ the module's file. Without a session each call runs in a worker that nobody has 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from kcoral_magic.client import exchange
 from kcoral_magic.client.files import Digests, FileSet
 from kcoral_magic.client.results import Result
 from kcoral_magic.client.sources import Sources
-from kcoral_magic.errors import UsageError
+from kcoral_magic.errors import UsageError, ValueRefused
 from kcoral_magic.names.reach import code_names, codes_of, imported, reached
 from kcoral_magic.protocol import messages as m
 
@@ -78,8 +80,7 @@ class _Function:
         files = Sources(Path.cwd(), self._digests).of_modules(modules - {"__main__", ""})
         is_coroutine = asyncio.iscoroutinefunction(self._function)
         options = {
-            "send": {_FUNCTION: self._function, _ARGUMENTS: args, _KEYWORDS: kwargs},
-            "offer": found,
+            "out": exchange.outgoing({_FUNCTION: self._function, _ARGUMENTS: args, _KEYWORDS: kwargs}, found),
             "wants": [("result", _RESULT)],
             "files": FileSet(files, is_sync=True) if files else None,
             "timeout_s": self._options.timeout_s,
@@ -87,7 +88,31 @@ class _Function:
             "is_alone": self._options.session is None,
             "place": m.Place(1, 1),
         }
-        return f"{_RESULT} = {'await ' if is_coroutine else ''}{_CALL}", options
+        name = getattr(self._function, "__qualname__", type(self._function).__name__)
+        return f"# {name}(…)\n{_RESULT} = {'await ' if is_coroutine else ''}{_CALL}", options
+
+
+@contextlib.contextmanager
+def _explained(unsent: Mapping[str, str]) -> Iterator[None]:
+    """A name that could not go along is missing there: say why, not only that."""
+    try:
+        yield
+    except NameError as error:
+        name = next(iter(str(error).split("'")[1:2]), "")
+        if name in unsent:
+            raise ValueRefused(f"the function reads {name}, which could not go along: {unsent[name]}") from None
+        raise
+
+
+def _value(result: Result) -> Any:
+    """What the function gave back: never what stands for it."""
+    from kcoral_magic.values.codec import Opaque
+
+    value = result.values["result"]
+    if isinstance(value, Opaque):
+        text = f"the function gave back {value!r:.200}, which cannot travel from a gateway that is not trusted"
+        raise ValueRefused(f"{text}: return plain values, arrays or tensors, or connect with --trust")
+    return value
 
 
 async def _ended(call: Awaitable[T]) -> Callable[[], T]:
@@ -129,7 +154,7 @@ class RemoteFunction(_Function):
         """Call it there and go on here."""
         source, options = self._body(args, kwargs)
         execution = self._client.session(**self._shape).execute(source, **options)
-        return Job(execution, is_live=self._options.is_live)
+        return Job(execution, options["out"].problems, is_live=self._options.is_live)
 
     def map(self, items: Iterable[Any], *, workers: int = 1) -> Iterator[Any]:
         """The results for ``items``, in their order, ``workers`` calls at a time."""
@@ -142,7 +167,9 @@ class RemoteFunction(_Function):
 class Job:
     """A call that runs elsewhere. Its result may be asked for later, awaited, or never."""
 
-    def __init__(self, execution: Execution, *, is_live: bool = True) -> None:
+    def __init__(self, execution: Execution, unsent: Mapping[str, str] | None = None, *, is_live: bool = True) -> None:
+        """``unsent`` says why a global that the function may read did not go along."""
+        self._unsent = unsent or {}
         self._execution = execution
         self._is_live = is_live
         self._result: Result | None = None
@@ -169,8 +196,9 @@ class Job:
         """
         if self._result is None:
             self._execution.follow(lambda output: output.print() if self._is_live else None)
-            self._result = self._execution.result()
-        return self._result.values["result"]
+            with _explained(self._unsent):
+                self._result = self._execution.result()
+        return _value(self._result)
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._wait().__await__()
@@ -200,9 +228,9 @@ class AsyncRemoteFunction(_Function):
 
     async def spawn(self, *args: Any, **kwargs: Any) -> AsyncJob:
         """As ``RemoteFunction.spawn``."""
-        source, options = self._body(args, kwargs)
+        source, options = await asyncio.to_thread(self._body, args, kwargs)
         execution = await self._client.session(**self._shape).execute(source, **options)
-        return AsyncJob(execution, is_live=self._options.is_live)
+        return AsyncJob(execution, options["out"].problems, is_live=self._options.is_live)
 
     async def map(self, items: Iterable[Any], *, workers: int = 1) -> AsyncIterator[Any]:
         """As ``RemoteFunction.map``: an async iterator."""
@@ -224,7 +252,10 @@ class AsyncRemoteFunction(_Function):
 class AsyncJob:
     """As ``Job``: ``await job`` is its result."""
 
-    def __init__(self, execution: AsyncExecution, *, is_live: bool = True) -> None:
+    def __init__(
+        self, execution: AsyncExecution, unsent: Mapping[str, str] | None = None, *, is_live: bool = True
+    ) -> None:
+        self._unsent = unsent or {}
         self._execution = execution
         self._waiting = asyncio.create_task(_ended(self._read(is_live)))
 
@@ -260,4 +291,5 @@ class AsyncJob:
         async for output in self._execution:
             if is_live:
                 output.print()
-        return (await self._execution.result()).values["result"]
+        with _explained(self._unsent):
+            return _value(await self._execution.result())

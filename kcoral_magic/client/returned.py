@@ -158,18 +158,23 @@ class ProgramResult:
         return base
 
 
-def result_of(program: Program, collector: Collector) -> ProgramResult:
+def result_of(program: Program | None, collector: Collector) -> ProgramResult:
     """The result of an execution that has been read to its end.
 
     Raises:
+        UsageError: It is no program's.
         KCoralError: It did not run: it waited too long, say, or no GPU of the kind is there.
     """
+    if program is None:
+        raise UsageError("this execution is no program: result() gives its result")
     whole, finished, failed = collector.collected(), collector.finished, collector.failed
     exception = collector.exception()
     results: dict[str, Any] = {}
     for index, (key, kind) in program.keys.items():
         if (name := f"return:{index}") in whole.values:
             results[key] = _wrapped(whole.values[name], kind)
+    if exception is None and (lost := [key for key, _ in program.keys.values() if key not in results]):
+        exception = with_id(ValueRefused(f"{', '.join(lost)} did not come back"), whole.execution_id)
     error = None
     if failed is not None:
         error = ProgramError(

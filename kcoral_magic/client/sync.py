@@ -20,6 +20,7 @@ from kcoral_magic.client.aio import EVERYTHING, AsyncClient, AsyncSession
 from kcoral_magic.client.execution import ACK_BYTES, AsyncExecution, is_last, new_id
 from kcoral_magic.client.files import FileSet
 from kcoral_magic.client.results import Collector, Output, Progress, Result
+from kcoral_magic.errors import UsageError
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.protocol import transfers as t
 
@@ -51,7 +52,14 @@ class _Loop:
             raise
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run it there."""
+        """Run it there.
+
+        Raises:
+            UsageError: The client has been closed.
+        """
+        if self.loop.is_closed():
+            coroutine.close()
+            raise UsageError("this client has been closed: make another one")
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def stop(self) -> None:
@@ -97,20 +105,20 @@ class Client:
 
     def execute(self, program: Program, *, is_live: bool = False, **options: Any) -> ProgramResult:
         """As ``AsyncClient.execute``. ``is_live``: print here what it prints there, as it is printed."""
-        from kcoral_magic.client.returned import result_of  # not before a program runs
-
         execution = self.submit(program, **options)
         execution.follow(lambda output: output.print() if is_live else None)
-        return result_of(program, execution.collector)
+        return execution.program_result()
 
     def submit(self, program: Program, **options: Any) -> Execution:
-        """As ``AsyncClient.submit``."""
+        """As ``AsyncClient.submit``; ``program_result()`` of what it returns waits for the end."""
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         execution_id = new_id()
         sent = self._loop.start(self.aio.submit(program, sink=outputs.put, execution_id=execution_id, **options))
         sent.add_done_callback(lambda done: outputs.put(_WAKE) if done.cancelled() or done.exception() else None)
         wants = [f"return:{index}" for index in program.keys]
-        return Execution(self, outputs, execution_id, sent, is_own=True, names=wants)
+        execution = Execution(self, outputs, execution_id, sent, is_own=True, names=wants)
+        execution.program = program
+        return execution
 
     def function(
         self,
@@ -266,6 +274,7 @@ class Execution:
         self.collector = Collector(execution_id, takes_pickles=client.aio.target.is_trusted, wants=names)
         self._unacked_bytes = 0
         self._is_own = is_own
+        self.program: Program | None = None
         self._is_read = False
 
     @property
@@ -343,6 +352,14 @@ class Execution:
         if error is not None:
             raise error
         return self.collector.collected()
+
+    def program_result(self) -> ProgramResult:
+        """As ``AsyncExecution.program_result``."""
+        from kcoral_magic.client.returned import result_of  # not before a program runs
+
+        for _ in self:
+            pass
+        return result_of(self.program, self.collector)
 
     def collected(self) -> Result:
         """What was read so far, whether it ended well or not."""

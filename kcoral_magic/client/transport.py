@@ -148,6 +148,9 @@ class Transport:
             self._websocket = None
             self._connection.closed()
             websocket.transport.abort()
+            if websocket.close_code == c.CLOSE_PROTOCOL:  # what it refused would be sent again, and refused again
+                self._on_dead(ProtocolError(f"the gateway refused a message of this client ({why})"))
+                return
             lost_s = time.monotonic()
             self._on_state(0.0, why)
             found = await self._reconnect(lost_s, why)

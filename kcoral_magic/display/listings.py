@@ -74,7 +74,7 @@ def records(found: Sequence[m.Record]) -> Table:
     rows = tuple(
         (
             datetime.fromtimestamp(record.started_s, UTC).strftime("%Y-%m-%d %H:%M:%S"),
-            record.code or record.status,
+            record.code or (f"exit {record.exit_code}" if record.exit_code else record.status),
             _took(record.waited_s),
             _took(record.ran_s),
             _gpu_count(record),

@@ -21,20 +21,7 @@ def run(magics: KCoral, options: argparse.Namespace) -> None:
         ExitStatusError: It ended with another status than 0.
         KCoralError: It could not run.
     """
-    ask = job.Ask(
-        tool=options.tool,
-        words=options.words,
-        gpus=options.gpus,
-        session=options.session or "",
-        python=options.python,
-        send=options.send,
-        env=dict(options.env),
-        fetch=options.fetch,
-        out=options.out,
-        timeout_s=options.timeout,
-        queue_timeout_s=options.queue_timeout,
-        sends_code=not options.no_sync,
-    )
+    ask = job.Ask.of(options, session=options.session or "", reads_input=False)
     job.command_of(ask)
     surface = surface_for(magics.shell)
     prefix = f"kcoral-{magics.proxy.id_of(ask.session or '')}-"

@@ -37,6 +37,7 @@ from kcoral_magic.protocol.transfers import (
 )
 from kcoral_magic.protocol.wire import (
     ExecutionId,
+    ExitCode,
     Gpus,
     Number,
     Seconds,
@@ -173,6 +174,7 @@ class Record(Wire, frozen=True):
     digest: Short
     first_line: Short
     client: Short = ""
+    exit_code: ExitCode = 0
 
 
 # ── Events of an execution: what a journal holds ────────────────────────────────────────────────────────────────────
@@ -270,6 +272,7 @@ class Finished(Wire, frozen=True):
     code: Short = ""
     message: Text = ""
     namespace: Short = ""
+    exit_code: ExitCode = 0
 
 
 EventBody = (
@@ -593,11 +596,15 @@ class Ready(Wire, frozen=True):
 
 
 class Ended(Wire, frozen=True):
-    """A body has ended and every byte it wrote was read. ``poison``: why this worker must not be used again."""
+    """A body has ended and every byte it wrote was read. ``poison``: why this worker must not be used again.
+
+    ``exit_code`` is that of the tool that the body ran.
+    """
 
     status: Literal["ok", "error", "interrupted"]
     elapsed_ms: float
     poison: Text = ""
+    exit_code: ExitCode = 0
 
 
 ToWorker = FilePart | Run | RunProgram | TurnGranted | Supplied | Spool | InputReply | Shutdown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kcoral_magic.errors import UsageError
 from kcoral_magic.tools import compute_sanitizer, iket, ncu, python, shell
 from kcoral_magic.tools.base import Command, Tool
 
@@ -9,4 +10,17 @@ TOOLS: dict[str, Tool] = {
     tool.name: tool for tool in (python.TOOL, shell.TOOL, compute_sanitizer.TOOL, ncu.TOOL, iket.TOOL)
 }
 
-__all__ = ["TOOLS", "Command", "Tool"]
+
+def find(name: str) -> Tool:
+    """The tool of this name, or of this other name.
+
+    Raises:
+        UsageError: There is none.
+    """
+    for tool in TOOLS.values():
+        if name in (tool.name, *tool.aliases):
+            return tool
+    raise UsageError(f"there is no tool {name!r}: {', '.join(TOOLS)}")
+
+
+__all__ = ["TOOLS", "Command", "Tool", "find"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from typing import Literal
 
 from kcoral_magic.protocol.wire import is_session_name
@@ -38,9 +39,24 @@ def add_run_options(to: argparse.ArgumentParser) -> None:
         help="a file, folder or glob comes back; repeatable",
     )
     add("--out", default=".", metavar="DIR", help="the folder for what comes back (.)")
+    add("--overwrite", action="store_true", help="what comes back may replace files here")
     add("--timeout", type=seconds, metavar="S", help="end it after S seconds of running; what there is comes back")
     add("--queue-timeout", type=seconds, metavar="S", help="give up after S seconds without GPUs")
     add("--no-sync", action="store_true", help="do not send the modules that the script imports")
+
+
+def separated(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+    """``words`` with ``--`` before the first that is no option of ``parser``: from there on they are a tool's own."""
+    takes = {name: action.nargs != 0 for action in parser._actions for name in action.option_strings}
+    place = 0
+    while place < len(words):
+        name, has_value, _ = words[place].partition("=")
+        if words[place] == "--":
+            return list(words)
+        if name not in takes:
+            break
+        place += 2 if takes[name] and not has_value else 1
+    return [*words[:place], "--", *words[place:]]
 
 
 def gpus(text: str) -> int | Literal["all"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +16,9 @@ class Command:
     Attributes:
         argv: The program and its arguments.
         env: Variables over the worker's.
-        sources: Files here that it needs: programs and what they import.
+        sources: Files here that it needs: programs, whose imports come along.
+        code: Python that it runs, if that is no file.
+        modules: Those that it runs by name.
         folder: Made there before, for what it writes; its files come back.
         hint: What to do where there is no such program.
     """
@@ -23,6 +26,8 @@ class Command:
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
+    code: str = ""
+    modules: tuple[str, ...] = ()
     folder: str = ""
     hint: str = ""
 
@@ -35,6 +40,7 @@ class Tool:
     help: str
     usage: str
     command: Callable[[Sequence[str]], Command]
+    aliases: tuple[str, ...] = ()
 
 
 def application(words: Sequence[str]) -> tuple[str, ...]:
@@ -42,10 +48,18 @@ def application(words: Sequence[str]) -> tuple[str, ...]:
 
     Only names below the folder we are in: another path means a file of the machine there.
     """
-    import os
+    return tuple(word for word in words if is_below(word) and os.path.isfile(word))
 
-    found = []
-    for word in words:
-        if not os.path.isabs(word) and ".." not in word.split("/") and os.path.isfile(word):
-            found.append(word)
-    return tuple(found)
+
+def is_below(path: str) -> bool:
+    """Whether a path leads to a place below the folder we are in."""
+    return not os.path.isabs(path) and ".." not in path.split("/")
+
+
+def without_separator(words: Sequence[str]) -> tuple[str, ...]:
+    """``--set full -- python a.py`` as NVIDIA's tools take it, which know no ``--`` before the program."""
+    words = tuple(words)
+    if "--" not in words:
+        return words
+    place = words.index("--")
+    return words[:place] + words[place + 1 :]

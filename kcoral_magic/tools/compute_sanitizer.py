@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kcoral_magic.errors import UsageError
-from kcoral_magic.tools.base import Command, Tool, application
+from kcoral_magic.tools.base import Command, Tool, application, without_separator
 
 HINT = "compute-sanitizer comes with the CUDA toolkit (cuda-sanitizer), on the GPU host"
 
 
 def command(words: Sequence[str]) -> Command:
     """``words`` are its options and the program it checks."""
+    words = without_separator(words)
     if not words:
         raise UsageError("what should be checked? compute-sanitizer --tool memcheck python script.py")
     return Command(("compute-sanitizer", *words), {"PYTHONUNBUFFERED": "1"}, application(words), hint=HINT)

@@ -18,7 +18,8 @@ def command(words: Sequence[str]) -> Command:
     if taken := [word for word in words if word.partition("=")[0] in _OURS]:
         raise UsageError(f"{taken[0]} is set by kcoral: what run-iket writes comes back, --out says where to")
     argv = ("run-iket", "--output-dir", OUTPUTS, "--clobber", *words)
-    return Command(argv, {"PYTHONUNBUFFERED": "1"}, application(words), OUTPUTS, HINT)
+    return Command(argv, {"PYTHONUNBUFFERED": "1"}, application(words), folder=OUTPUTS, hint=HINT)
 
 
-TOOL = Tool("iket", "events inside kernels, by run-iket; its files come back", "profile [OPTIONS] -- PROGRAM", command)
+_HELP = "events inside kernels, by run-iket; its files come back"
+TOOL = Tool("iket", _HELP, "profile [OPTIONS] -- PROGRAM", command, ("run-iket",))

@@ -5,8 +5,11 @@ No terminal, no IPython: whoever runs it says where output goes and when to stop
 
 from __future__ import annotations
 
+import argparse
+import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from kcoral_magic.client.files import Digests, FileSet, LocalFile, place_for, to_send
 from kcoral_magic.errors import ExecutionTimeout, UsageError, ValueRefused
 from kcoral_magic.protocol import messages as m
-from kcoral_magic.tools import TOOLS, Command
+from kcoral_magic.tools import Command, find
+from kcoral_magic.tools.base import OUTPUTS
 
 if TYPE_CHECKING:
     from kcoral_magic.client.sync import Client, Execution
 
 TIMED_OUT = 124  # timeout(1)'s
+_NOT_FETCHED = 1  # the program went well, and what was to come back did not
 _ORDER, _DONE = "__kcoral_order", "__kcoral_done"
 _RUN = f"{_DONE} = __import__('kcoral_gateway.worker.tool', fromlist=['run']).run(**{_ORDER})"
 _MARGIN_S = 60.0  # the tool's own limit comes first, and what it wrote goes back; the session's is for what is stuck
@@ -35,7 +40,8 @@ class Ask:
         session: A named one, whose workspace and variables stay; without one it runs alone.
         send: Files, folders and globs that go there before.
         fetch: Those that come back after.
-        out: The folder here that they come to.
+        out: The folder here that they come to, each at its path in the workspace.
+        overwrites: Replace what is there and is another.
     """
 
     tool: str
@@ -47,10 +53,31 @@ class Ask:
     env: Mapping[str, str] = field(default_factory=dict)
     fetch: Sequence[str] = ()
     out: str = "."
+    overwrites: bool = False
     timeout_s: float | None = None
     queue_timeout_s: float | None = None
     reads_input: bool = False
     sends_code: bool = True
+
+    @classmethod
+    def of(cls, options: argparse.Namespace, *, session: str | None, reads_input: bool) -> Ask:
+        """From the words of a command line; ``arguments.add_run_options`` says which there are."""
+        return cls(
+            tool=options.tool,
+            words=options.words,
+            gpus=options.gpus,
+            session=session,
+            python=options.python,
+            send=options.send,
+            env=dict(options.env),
+            fetch=options.fetch,
+            out=options.out,
+            overwrites=options.overwrite,
+            timeout_s=options.timeout,
+            queue_timeout_s=options.queue_timeout,
+            reads_input=reads_input,
+            sends_code=not options.no_sync,
+        )
 
 
 @dataclass(frozen=True)
@@ -68,11 +95,8 @@ def command_of(ask: Ask) -> Command:
     Raises:
         UsageError: There is no such tool, or the words make no command.
     """
-    tool = TOOLS.get(ask.tool)
-    if tool is None:
-        raise UsageError(f"there is no tool {ask.tool!r}: {', '.join(TOOLS)}")
     words = list(ask.words)
-    return tool.command(words[1:] if words[:1] == ["--"] else words)
+    return find(ask.tool).command(words[1:] if words[:1] == ["--"] else words)
 
 
 def start(client: Client, ask: Ask) -> Execution:
@@ -88,11 +112,10 @@ def start(client: Client, ask: Ask) -> Execution:
     for name in command.sources:
         files.setdefault(Path(name).as_posix(), digests.look(Path(name)))
     env = {**command.env, **ask.env}
-    if ask.sends_code and any(name.endswith(".py") for name in command.sources):
-        from kcoral_magic.client.sources import ELSEWHERE  # not without a script
-
-        files = {**_imported(command.sources, digests), **files}
-        if roots := sorted({"/".join(path.split("/")[:2]) for path in files if path.startswith(f"{ELSEWHERE}/")}):
+    if ask.sends_code:
+        beside, roots = _imported(command, digests)
+        files = {**beside, **files}
+        if roots:
             env["PYTHONPATH"] = ":".join([*roots, *([env["PYTHONPATH"]] if "PYTHONPATH" in env else [])])
     order: dict[str, Any] = {
         "argv": list(command.argv),
@@ -104,7 +127,7 @@ def start(client: Client, ask: Ask) -> Execution:
         "hint": command.hint,
     }
     return client.session(ask.session or "", gpus=ask.gpus, python=ask.python).execute(
-        f"# run {shlex.join((ask.tool, *command.argv[1:]))[:200]!r}\n{_RUN}",  # by which lists know it
+        f"# run {shlex.join((ask.tool, *ask.words))[:200]!r}\n{_RUN}",  # by which lists know it
         send={_ORDER: order},
         wants=[("done", _DONE)],
         files=FileSet(files) if files else None,
@@ -116,33 +139,42 @@ def start(client: Client, ask: Ask) -> Execution:
     )
 
 
-def _imported(sources: Sequence[str], digests: Digests) -> dict[str, LocalFile]:
-    """What lies beside programs and is imported by them, by its path there."""
-    from kcoral_magic.client.sources import ELSEWHERE, Sources
-
+def _imported(command: Command, digests: Digests) -> tuple[dict[str, LocalFile], list[str]]:
+    """What lies beside programs and is imported by them, by its path there; and folders for python to look in."""
+    wanted: dict[str, set[str]] = {}  # top-level modules by the folder that python looks in first
+    for name in command.sources:
+        if name.endswith(".py"):
+            wanted.setdefault(Path(name).parent.as_posix(), set()).update(_tops(Path(name).read_bytes()))
+    wanted.setdefault(".", set()).update(_tops(command.code.encode()), command.modules)
     found: dict[str, LocalFile] = {}
-    for name in sources:
-        if not name.endswith(".py") or not (tops := _tops(Path(name))):
+    roots: set[str] = set()
+    for there, tops in wanted.items():
+        if not tops:
             continue
-        folder = Path(name).resolve().parent
-        sys.path.insert(0, str(folder))  # as python does with a script's folder
+        from kcoral_magic.client.sources import ELSEWHERE, Sources  # not without modules
+
+        folder = Path(there).resolve()
+        sys.path.insert(0, str(folder))
         try:
             beside = Sources(folder, digests).of_modules(tops)
         finally:
             sys.path.remove(str(folder))
-        there = Path(name).parent.as_posix()
         for path, file in beside.items():
+            if path.startswith(f"{ELSEWHERE}/"):
+                roots.add("/".join(path.split("/")[:2]))
             found[path if there == "." or path.startswith(f"{ELSEWHERE}/") else f"{there}/{path}"] = file
-    return found
+    return found, sorted(roots)
 
 
-def _tops(script: Path) -> set[str]:
-    """The top-level modules that a script imports."""
+def _tops(source: bytes) -> set[str]:
+    """The top-level modules that Python code imports."""
+    if not source:
+        return set()
     import ast
 
     try:
-        tree = ast.parse(script.read_bytes())
-    except (SyntaxError, ValueError, OSError):  # python will say so there
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # python will say so there
         return set()
     found = set()
     for node in ast.walk(tree):
@@ -169,10 +201,22 @@ def ended(execution: Execution, ask: Ask) -> Ended:
     base = Path(ask.out)
     for path, mode, data in done.get("files", ()):
         try:
-            place = place_for(base, path.partition("/")[2] if path.startswith("kcoral-outputs/") else path)
-            place.write_bytes(data)
-            place.chmod(0o644 | (mode & 0o111))
-            saved.append(place)
+            name = path.partition("/")[2] if path.startswith(f"{OUTPUTS}/") else path
+            saved.append(_save(place_for(base, name), data, mode, overwrites=ask.overwrites))
         except (OSError, ValueRefused, AttributeError, TypeError, UsageError) as error:
             problems.append(f"{path!s:.200}: {error}")
-    return Ended(done["status"], tuple(saved), tuple(problems))
+    return Ended(done["status"] or (_NOT_FETCHED if problems else 0), tuple(saved), tuple(problems))
+
+
+def _save(place: Path, data: Any, mode: int, *, overwrites: bool) -> Path:
+    """Write a file whole, in place of what is there: a link of that name is replaced, not followed."""
+    if not overwrites and os.path.lexists(place):
+        if place.is_file() and not place.is_symlink() and place.read_bytes() == data:
+            return place
+        raise UsageError("is there already: --overwrite replaces it, --out DIR names another folder")
+    descriptor, name = tempfile.mkstemp(dir=place.parent)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    os.chmod(name, 0o644 | (mode & 0o111))
+    os.replace(name, place)
+    return place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kcoral_magic.errors import UsageError
-from kcoral_magic.tools.base import OUTPUTS, Command, Tool, application
+from kcoral_magic.tools.base import OUTPUTS, Command, Tool, application, without_separator
 
 REPORT = "capture.ncu-rep"
 HINT = "ncu comes with the CUDA toolkit or Nsight Compute, on the GPU host"
@@ -14,12 +14,13 @@ _OURS = ("--export", "-o", "--config-file")
 
 def command(words: Sequence[str]) -> Command:
     """``words`` are its options and the program it profiles; where the report goes is ours to say."""
+    words = without_separator(words)
     if not words:
         raise UsageError("what should be profiled? ncu --set full python script.py")
     if taken := [word for word in words if word.partition("=")[0] in _OURS]:
         raise UsageError(f"{taken[0]} is set by kcoral: the report comes back as {REPORT}, --out says where to")
     argv = ("ncu", "--config-file", "off", "--force-overwrite", "--export", f"{OUTPUTS}/{REPORT}", *words)
-    return Command(argv, {"PYTHONUNBUFFERED": "1", "NCU_PROFILE": "1"}, application(words), OUTPUTS, HINT)
+    return Command(argv, {"PYTHONUNBUFFERED": "1", "NCU_PROFILE": "1"}, application(words), folder=OUTPUTS, hint=HINT)
 
 
 TOOL = Tool("ncu", "NVIDIA's kernel profiler; its report comes back", "[OPTIONS] PROGRAM [ARGS]", command)

@@ -18,6 +18,7 @@ from kcoral_magic.tools import job
 if TYPE_CHECKING:
     from kcoral_magic.client.sync import Client, Execution
 
+_LEAVING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 _PIECE_BYTES = 64 * 1024
 _KILLS_AT = 3  # presses of Ctrl-C
 _KILLED, _INTERRUPTED, _LOST = 137, 130, 70  # the last is EX_SOFTWARE of <sysexits.h>
@@ -32,6 +33,8 @@ def run(client: Client, ask: job.Ask) -> int:
     execution = job.start(client, ask)
     shown = _Shown(execution)
     former = signal.signal(signal.SIGINT, lambda number, frame: shown.press())
+    for number in _LEAVING:
+        signal.signal(number, _leave)
     try:
         execution.follow(shown.show)
         shown.clear()
@@ -42,6 +45,10 @@ def run(client: Client, ask: job.Ask) -> int:
         return _KILLED if shown.presses >= _KILLS_AT else _LOST
     except KeyboardInterrupt:  # before it began
         return _INTERRUPTED
+    except _Left as left:  # nobody reads it any more: it ends there too
+        with contextlib.suppress(Exception):
+            execution.interrupt(kill=True)
+        return 128 + left.number
     finally:
         shown.clear()
         signal.signal(signal.SIGINT, former)
@@ -52,6 +59,18 @@ def run(client: Client, ask: job.Ask) -> int:
     if ended.status == job.TIMED_OUT and ask.timeout_s is not None:
         _say(f"it ran longer than {ask.timeout_s:g} s (--timeout) and was ended")
     return ended.status
+
+
+class _Left(BaseException):
+    """The terminal has gone, or somebody ends us."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def _leave(number: int, frame: object) -> None:
+    raise _Left(number)
 
 
 def _say(text: str) -> None:

@@ -53,6 +53,7 @@ def pack(
     peer: str = VERSION,
     digests: dict[str, str] | None = None,
     cell_of: Callable[[str], int | None] | None = None,
+    is_strict: bool = False,
 ) -> Packed:
     """All values that can travel, in one parcel.
 
@@ -62,8 +63,9 @@ def pack(
         peer: The reader's Python, ``major.minor``.
         digests: Already made, by name.
         cell_of: The number of the cell that a file name of code belongs to.
+        is_strict: A value that cannot travel is a problem; else its type and repr stand for it.
     """
-    packer = _Packer(may_pickle, peer, digests or {}, cell_of)
+    packer = _Packer(may_pickle, peer, digests or {}, cell_of, is_strict=is_strict)
     for name, value in values.items():
         packer.add(name, value)
     made = packer.made()
@@ -96,9 +98,16 @@ class _Packer:
     """Chooses the format of each name, and finds the pickles that must share one memo."""
 
     def __init__(
-        self, may_pickle: bool, peer: str, digests: dict[str, str], cell_of: Callable[[str], int | None] | None
+        self,
+        may_pickle: bool,
+        peer: str,
+        digests: dict[str, str],
+        cell_of: Callable[[str], int | None] | None,
+        *,
+        is_strict: bool,
     ) -> None:
         self._may_pickle = may_pickle
+        self._is_strict = is_strict
         self._peer = peer
         self._digests = digests
         self._cell_of = cell_of
@@ -161,6 +170,9 @@ class _Packer:
             reason = error
             writer.buffers.clear()
             writer.notes.clear()
+        if not self._may_pickle and self._is_strict:
+            text = f"a {_type_name(value)}, which has no safe format ({reason.why})"
+            raise ValueRefused(f"{name} is {text}: only a client that trusts the gateway takes more")
         if not self._may_pickle:
             return "opaque", msgspec.msgpack.encode((_type_name(value), _safe_repr(value), reason.why))
         if self._no_code and isinstance(value, type | types.FunctionType) and value.__module__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kcoral_magic import AsyncClient, Client
+from kcoral_magic import AsyncClient, Client, Program
 from kcoral_magic.errors import ExecutionTimeout, UsageError, ValueRefused
 from tests.support import GatewayProcess
 
@@ -65,6 +65,49 @@ def test_arrays_go_and_come_and_errors_keep_their_type(
         work.remote(5)
     with pytest.raises(ValueRefused, match=r"\[0\] is a _thread\.lock"):
         work.remote(threading.Lock())
+
+
+def test_a_global_that_cannot_go_along_is_named_with_the_reason(
+    client: Client, notebook: Callable[[str], dict[str, Any]]
+) -> None:
+    space = notebook("import threading\nguard = threading.Lock()\ndef work():\n  return guard.locked()")
+    with pytest.raises(ValueRefused, match="reads guard, which could not go along"):
+        client.function(gpus=0)(space["work"]).remote()
+
+
+def test_a_result_that_cannot_travel_is_an_error_also_where_nothing_is_pickled(
+    gateway: GatewayProcess, token: str, notebook: Callable[[str], dict[str, Any]]
+) -> None:
+    space = notebook("import threading\ndef work():\n  return threading.Lock()")
+    program = Program()
+    module = program.upload(kind="module", source="import threading\ndef work():\n  return threading.Lock()")
+    made = program.run(fn=program.get_function(module=module, name="work", cpu_only=True))
+    program.return_(key="lock", value=made)
+    with Client(target=gateway.target(token, is_trusted=False)) as stranger:
+        with pytest.raises(ValueRefused, match="cannot travel from a gateway that is not trusted"):
+            stranger.function(gpus=0)(space["work"]).remote()
+        result = stranger.submit(program).program_result()
+    assert result.error is not None
+    assert result.error.kind == "serialization"
+    assert "lock" in result.error.message
+
+
+@pytest.mark.parametrize("gpus", [-1, "two", 1.5, True])
+def test_what_no_gateway_can_give_is_refused_here(client: Client, gpus: Any) -> None:
+    with pytest.raises(UsageError, match="gpus: "):
+        client.function(gpus=gpus)(abs).remote(1)
+    with pytest.raises(UsageError, match="timeout_s: "):
+        client.session(gpus=0).run("1", timeout_s=0)
+    with pytest.raises(UsageError, match="execution_id: "):
+        client.attach("nosuch")
+    assert client.session(gpus=0).run("1").text == "1"
+
+
+def test_a_client_that_was_closed_says_so(gateway: GatewayProcess, token: str) -> None:
+    client = gateway.client(token)
+    client.close()
+    with pytest.raises(UsageError, match="has been closed"):
+        client.gpus()
 
 
 def test_without_a_session_nothing_stays_and_with_one_it_does(

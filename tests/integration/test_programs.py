@@ -12,7 +12,7 @@ import pytest
 from kcoral_magic import AsyncClient, Client, Program
 from kcoral_magic.client.program import Register
 from kcoral_magic.client.returned import ProgramResult, ReturnedFile, ReturnedFolder
-from kcoral_magic.errors import NotFoundError, PlacementInfeasible, ProgramInvalid, UsageError
+from kcoral_magic.errors import CapacityExceeded, NotFoundError, PlacementInfeasible, ProgramInvalid, UsageError
 from kcoral_magic.protocol import messages as m
 from tests.support import GatewayProcess, until
 
@@ -257,3 +257,40 @@ def test_an_exception_of_an_odd_class_is_told_all_the_same(client: Client) -> No
     assert result.error is not None
     assert result.error.kind == "engine"
     assert "odd" in result.error.message
+
+
+def test_a_result_that_the_cache_has_no_room_for_is_an_error_and_empties_nothing(tmp_path: Path) -> None:
+    gateway = GatewayProcess(tmp_path / "small", "--cache-gib", "0.01", gpus=0)
+    try:
+        with gateway.client() as client:
+            kept = Program()
+            kept.return_(key="raw", value=kept.upload(kind="bytes", value=b"k" * 1_000_000))
+            assert client.execute(kept).completed
+            before = client.storage().used_bytes
+            large = Program()
+            source = "def run():\n    return bytes(50_000_000)"
+            module = large.upload(kind="module", source=source)
+            large.return_(key="large", value=large.run(fn=large.get_function(module=module, name="run")))
+            result = client.execute(large)
+            assert not result.completed
+            assert "may take" in str(result.error)
+            assert client.storage().used_bytes == before
+    finally:
+        gateway.stop()
+
+
+def test_what_one_principal_has_waiting_is_bounded(tmp_path: Path) -> None:
+    gateway = GatewayProcess(tmp_path / "few", "--cpu-workers", "1", gpus=0)
+    try:
+        with gateway.client() as client:
+            text = "x" * 7_000_000
+            calls = Program()
+            calls.upload(kind="module", source=f"TEXT = {text!r}\nimport time\ntime.sleep(60)")
+            running = [client.submit(calls) for _ in range(25)]
+            with pytest.raises(CapacityExceeded, match="run or wait already"):
+                running[-1].program_result()
+            for execution in running[:-1]:
+                execution.interrupt(kill=True)
+            assert gateway.rss_bytes() < 500 * 2**20
+    finally:
+        gateway.stop()
