@@ -229,7 +229,8 @@ class KCoralHttp:
             made = watched.outcome(self._service.artifacts.folder(principal))
         except (KCoralError, OSError) as error:
             self._drop(principal, watched)
-            raise _Refused(500, "engine", f"what the program returned cannot be read: {error}") from None
+            why = error.strerror if isinstance(error, OSError) else error
+            raise _Refused(500, "engine", f"what the program returned cannot be read: {why}") from None
         result: dict[str, Any] = {
             "status": "COMPLETED" if finished.status == "ok" else "FAILED",
             "request_id": request_id,

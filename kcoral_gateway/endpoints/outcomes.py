@@ -101,6 +101,8 @@ class Watched:
                 made.add(outcome.unpack(inline, len(inline)), inline)
                 continue
             path = folder / told.blob
+            if self.finished.status != "ok" and not path.exists():
+                continue  # its worker was lost while it wrote this one
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 foot = os.pread(file.fileno(), outcome.FOOT_BYTES, max(0, size - outcome.FOOT_BYTES))

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 
+_TRIES = 3
 _FORK_S = 30.0  # a machine that takes longer to fork is out of memory
 
 
@@ -58,11 +59,11 @@ class Zygote:
             OSError: None can be started.
         """
         async with self._lock:
-            try:
-                return await self._ask(spec)
-            except OSError:  # it has died: another one, once
-                self.close()
-                return await self._ask(spec)
+            for _ in range(_TRIES - 1):
+                with contextlib.suppress(OSError):
+                    return await self._ask(spec)
+                self.close()  # it has died: another one
+            return await self._ask(spec)
 
     async def _ask(self, spec: bytes) -> Host:
         if self._channel is None:

@@ -326,11 +326,16 @@ class Runner:
             devices=tuple(device.uuid for device in devices),
             on_waiting=lambda waiting: _tell_waiting(execution, session.principal, len(devices), waiting),
         )
-        granted.add_done_callback(lambda future: self._turn_granted(session, execution, future))
+        ask_id = session.ask_id
+        granted.add_done_callback(lambda future: self._turn_granted(session, execution, ask_id, future))
 
-    def _turn_granted(self, session: Session, execution: Execution, granted: asyncio.Future[tuple[str, ...]]) -> None:
+    def _turn_granted(
+        self, session: Session, execution: Execution, ask_id: str, granted: asyncio.Future[tuple[str, ...]]
+    ) -> None:
         worker = session.worker
-        if granted.cancelled() or session.current is not execution or worker is None or worker.gone is not None:
+        if granted.cancelled() or session.ask_id != ask_id or session.current is not execution:
+            return  # it was given back meanwhile, or its program has ended
+        if worker is None or worker.gone is not None:
             return  # whoever ended it gives the GPUs back
         execution.times.turn_begins(time.monotonic())
         if not execution.is_placed:  # its GPUs stay the same from turn to turn
@@ -355,6 +360,8 @@ class Runner:
         except asyncio.CancelledError:  # the session was closed: what is on its way is nobody's
             starting.add_done_callback(self._drop_started)
             raise
+        except OSError as error:
+            raise ExecutionLost(f"no worker host could be started: {error.strerror or error}") from None
         worker = self.workers.expect(lease.ticket)
         worker.start_ms = 0.0
         if not worker.ready.done():

@@ -25,7 +25,8 @@ from kcoral_magic.names.reach import code_names, codes_of, imported, reached
 from kcoral_magic.protocol import messages as m
 
 if TYPE_CHECKING:
-    from kcoral_magic.client.aio import AsyncClient, AsyncExecution
+    from kcoral_magic.client.aio import AsyncClient
+    from kcoral_magic.client.execution import AsyncExecution
     from kcoral_magic.client.sync import Client, Execution
 
 T = TypeVar("T")

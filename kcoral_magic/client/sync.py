@@ -16,10 +16,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from kcoral_magic.client import exchange
-from kcoral_magic.client.aio import EVERYTHING, AsyncClient, AsyncSession
+from kcoral_magic.client.aio import AsyncClient
 from kcoral_magic.client.execution import ACK_BYTES, AsyncExecution, is_last, new_id
 from kcoral_magic.client.files import FileSet
 from kcoral_magic.client.results import Collector, Output, Progress, Result
+from kcoral_magic.client.session import EVERYTHING, AsyncSession
 from kcoral_magic.errors import UsageError
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.protocol import transfers as t

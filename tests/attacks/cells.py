@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 
 from kcoral_magic import Client, KCoralError, RemoteError
-from kcoral_magic.client.aio import EVERYTHING
 from kcoral_magic.client.results import Output
+from kcoral_magic.client.session import EVERYTHING
 from kcoral_magic.client.sync import Execution, Session
 from kcoral_magic.protocol import messages as m
 from tests.support import until

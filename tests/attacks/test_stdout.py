@@ -10,7 +10,7 @@ import pytest
 
 from kcoral_gateway.config import MiB
 from kcoral_gateway.execution.journal import Journal
-from kcoral_magic.client.aio import NOTEBOOK
+from kcoral_magic.client.session import NOTEBOOK
 from kcoral_magic.protocol import messages as m
 from tests.attacks.cells import Cell
 from tests.attacks.layouts import BoxedGateway, one_layout

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from kcoral_magic import Client
-from kcoral_magic.client.aio import NOTEBOOK
 from kcoral_magic.client.results import Output
+from kcoral_magic.client.session import NOTEBOOK
 from kcoral_magic.client.sync import Session
 from kcoral_magic.protocol import messages as m
 from tests.support import until
