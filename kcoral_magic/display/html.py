@@ -8,6 +8,7 @@ from html import escape
 
 # Inherits the notebook's fonts and colours, so that light and dark themes both fit.
 _STYLE = "border-collapse:collapse;font-variant-numeric:tabular-nums"
+_SHORT = 24  # characters
 _CELL = "text-align:left;padding:2px 14px 2px 0"
 
 
@@ -39,13 +40,18 @@ class Table:
     def _repr_html_(self) -> str:
         head = "".join(f'<th style="{_CELL};font-weight:600;opacity:.7">{escape(name)}</th>' for name in self.columns)
         body = "".join(
-            "<tr>" + "".join(f'<td style="{_CELL}">{escape(cell)}</td>' for cell in row) + "</tr>" for row in self.rows
+            "<tr>" + "".join(f'<td style="{_CELL}">{_whole(cell)}</td>' for cell in row) + "</tr>" for row in self.rows
         )
         table = (
             f'<table style="{_STYLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>' if self.rows else ""
         )
         note = f'<div style="opacity:.7">{escape(self.note)}</div>' if self.note else ""
         return f"<div><div><b>{escape(self.title)}</b></div>{table}{note}</div>"
+
+
+def _whole(cell: str) -> str:
+    """A short cell stays on one line: 58 ms is read as one."""
+    return escape(cell).replace(" ", "&nbsp;") if len(cell) <= _SHORT else escape(cell)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from kcoral_magic.errors import UsageError
 from kcoral_magic.tools import TOOLS, arguments
 
 NAME = "kcoral"
+_USAGE = 46  # characters of a line in the help
 
 
 class _Parser(argparse.ArgumentParser):
@@ -140,6 +141,12 @@ def options_of(parser: argparse.ArgumentParser) -> list[str]:
     return [option for action in parser._actions for option in action.option_strings]
 
 
+def _word(action: argparse.Action) -> str:
+    """What stands for a positional argument in a usage."""
+    name = str(action.metavar or action.dest)
+    return "" if action.option_strings else f"[{name}]" if action.nargs == "?" else name
+
+
 def documentation() -> str:
     """What ``%%kcoral?`` shows."""
     lines = [
@@ -157,6 +164,8 @@ def documentation() -> str:
     lines += ["", "Lines (%kcoral alone shows the status):", ""]
     for parser in line_parsers().values():
         usage = " ".join(parser.format_usage().split()[2:])
+        if len(usage) > _USAGE:
+            usage = " ".join((parser.prog.split()[1], "[options]", *map(_word, parser._actions))).strip()
         lines.append(f"    {'%kcoral ' + usage:<54} {parser.description}")
     lines += ["", "Settings: %config KCoral. A token never stands on a line: store it with `kcoral-magic connect URL`."]
     return "\n".join(lines)
