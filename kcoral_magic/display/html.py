@@ -40,7 +40,7 @@ class Table:
     def _repr_html_(self) -> str:
         head = "".join(f'<th style="{_CELL};font-weight:600;opacity:.7">{escape(name)}</th>' for name in self.columns)
         body = "".join(
-            "<tr>" + "".join(f'<td style="{_CELL}">{_whole(cell)}</td>' for cell in row) + "</tr>" for row in self.rows
+            "<tr>" + "".join(f'<td style="{_CELL}{_wrap(cell)}">{escape(cell)}</td>' for cell in row) + "</tr>" for row in self.rows
         )
         table = (
             f'<table style="{_STYLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>' if self.rows else ""
@@ -49,9 +49,9 @@ class Table:
         return f"<div><div><b>{escape(self.title)}</b></div>{table}{note}</div>"
 
 
-def _whole(cell: str) -> str:
+def _wrap(cell: str) -> str:
     """A short cell stays on one line: 58 ms is read as one."""
-    return escape(cell).replace(" ", "&nbsp;") if len(cell) <= _SHORT else escape(cell)
+    return ";white-space:nowrap" if len(cell) <= _SHORT else ""
 
 
 @dataclass(frozen=True)
