@@ -11,7 +11,9 @@
     │   ├── NotFoundError           not_found           no such session or execution of yours
     │   ├── ValueRefused            value               a value that cannot travel, or bytes that are no value
     │   ├── ProgramInvalid          program             a KCoral program that breaks a rule of its language
+    │   ├── ReportInvalid           report              a file that is no report, or a damaged one
     │   └── ProtocolError           protocol            bytes or messages against PROTOCOL.md
+    ├── ExpectationFailed           expectation         a measure did not hold what --expect or --check said
     ├── RemoteError                 remote              user code raised; its type is not known here
     ├── ExitStatusError             exit_status         a tool or program ended with another status than 0
     └── SystemFault                 the system's fault
@@ -98,10 +100,22 @@ class ProgramInvalid(CallerError):
     code = "program"
 
 
+class ReportInvalid(CallerError):
+    """A file that is no report of that tool, or one that was cut or damaged."""
+
+    code = "report"
+
+
 class ProtocolError(CallerError):
     """A frame or message that PROTOCOL.md does not allow."""
 
     code = "protocol"
+
+
+class ExpectationFailed(KCoralError):
+    """What was measured is not what ``--expect`` demands; the report was shown and kept."""
+
+    code = "expectation"
 
 
 class RemoteError(KCoralError):

@@ -40,7 +40,8 @@ class Table:
     def _repr_html_(self) -> str:
         head = "".join(f'<th style="{_CELL};font-weight:600;opacity:.7">{escape(name)}</th>' for name in self.columns)
         body = "".join(
-            "<tr>" + "".join(f'<td style="{_CELL}{_wrap(cell)}">{escape(cell)}</td>' for cell in row) + "</tr>" for row in self.rows
+            "<tr>" + "".join(f'<td style="{_CELL}{_wrap(cell)}">{escape(cell)}</td>' for cell in row) + "</tr>"
+            for row in self.rows
         )
         table = (
             f'<table style="{_STYLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>' if self.rows else ""
