@@ -8,7 +8,6 @@ from kcoral_magic.errors import NotFoundError, UsageError
 from kcoral_magic.reports import ncu_rep
 from kcoral_magic.reports.comparison import Change, Expectation, better_is, compare
 from kcoral_magic.reports.ncu import DURATION, Profile
-from kcoral_magic.reports.views import MEMORY
 from tests.standins.kernels import saxpy
 from tests.standins.ncu_writer import Launch, Writer
 
