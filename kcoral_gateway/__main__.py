@@ -28,8 +28,8 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command")
     serve = commands.add_parser("serve", help="serve clients (the default)")
     serve.add_argument("--state", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    _serve_options(top, "allow_host", "pythons")
-    _serve_options(serve, "allow_host_too", "pythons_too")  # else the second list would replace the first
+    _serve_options(top, "allow_host", "pythons", "tools")
+    _serve_options(serve, "allow_host_too", "pythons_too", "tools_too")  # else the second list would replace the first
     token = commands.add_parser("token", help="who may come in").add_subparsers(dest="action", required=True)
     token.add_parser("add", help="make a token; it is shown once").add_argument("name")
     token.add_parser("list", help="names and ids of all tokens")
@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _serve_options(to: argparse.ArgumentParser, allow_host: str, pythons: str) -> None:
+def _serve_options(to: argparse.ArgumentParser, allow_host: str, pythons: str, tools: str) -> None:
     # SUPPRESS: an option not given to `serve` must not overwrite one given before it.
     add = to.add_argument
     add("--host", default=argparse.SUPPRESS, help="address to listen on (127.0.0.1); 'none': the unix socket only")
@@ -64,6 +64,15 @@ def _serve_options(to: argparse.ArgumentParser, allow_host: str, pythons: str) -
         metavar="NAME=PATH",
         default=argparse.SUPPRESS,
         help="another interpreter for sessions to choose, with ipython, msgspec, cloudpickle, xxhash; repeatable",
+    )
+    add(
+        "--tools",
+        action="append",
+        type=_folder,
+        dest=tools,
+        metavar="DIR",
+        default=argparse.SUPPRESS,
+        help="a folder of programs, first on the workers' PATH and readable there; repeatable",
     )
     add(
         "--cpu-workers",
@@ -110,6 +119,13 @@ def _environment(text: str) -> tuple[str, str]:
     return name, path
 
 
+def _folder(text: str) -> str:
+    path = os.path.realpath(text)
+    if not os.path.isabs(text) or not os.path.isdir(path) or path in ("/", os.path.expanduser("~")):
+        raise argparse.ArgumentTypeError(f"a folder of programs, as in /opt/nvidia/nsight-compute/2025.4; got {text!r}")
+    return path
+
+
 def _positive(text: str) -> float:
     try:
         value = float(text)
@@ -135,6 +151,7 @@ def config_of(options: argparse.Namespace) -> Config:
         sandbox=given.get("sandbox", "auto"),
         simulate_gpus=given.get("simulate_gpus", 0),
         pythons=(*given.get("pythons", ()), *given.get("pythons_too", ())),
+        tools=(*given.get("tools", ()), *given.get("tools_too", ())),
         is_embedded=given.get("embedded", False),
         cpu_workers=given.get("cpu_workers", default_cpu_workers()),
         gpu_workers=given.get("gpu_workers", 8),

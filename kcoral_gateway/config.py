@@ -56,6 +56,7 @@ class HostSpec(msgspec.Struct, frozen=True):
     uid: int = 0  # of the sandbox's user in the strict layout
     python: str = sys.executable
     folder: str = ""  # the principal's blobs: files for the workspace are read there, large results written
+    tools: tuple[str, ...] = ()  # folders of programs that come first on the worker's PATH
     cgroup: str | None = None  # a folder below which the host may make one with limits
     interrupt_patience_s: float = 5.0  # after which a stuck interpreter is looked at
     is_for_programs: bool = False  # it starts without IPython, and reads the principal's files where they lie
@@ -76,6 +77,7 @@ class Config:
     simulate_gpus: int = 0
     is_embedded: bool = False
     pythons: tuple[tuple[str, str], ...] = ()  # interpreter environments by name, beside the gateway's own
+    tools: tuple[str, ...] = ()  # folders of programs for workers: profilers, compilers
     limits: Limits = field(default_factory=Limits)
     uid_base: int = 300_000  # above what distributions give to people and services
     disconnect_s: float = 3600.0

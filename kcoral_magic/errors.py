@@ -13,6 +13,7 @@
     │   ├── ProgramInvalid          program             a KCoral program that breaks a rule of its language
     │   ├── ReportInvalid           report              a file that is no report, or a damaged one
     │   └── ProtocolError           protocol            bytes or messages against PROTOCOL.md
+    ├── ToolFailed                  tool                a profiler or checker could not do its work; says the remedy
     ├── ExpectationFailed           expectation         a measure did not hold what --expect or --check said
     ├── RemoteError                 remote              user code raised; its type is not known here
     ├── ExitStatusError             exit_status         a tool or program ended with another status than 0
@@ -110,6 +111,20 @@ class ProtocolError(CallerError):
     """A frame or message that PROTOCOL.md does not allow."""
 
     code = "protocol"
+
+
+class ToolFailed(KCoralError):
+    """A tool could not do its work where the cell ran.
+
+    Attributes:
+        reason: A stable word: counters_forbidden, no_kernels, no_cuda, missing, timeout, …
+    """
+
+    code = "tool"
+
+    def __init__(self, what: str, reason: str = "") -> None:
+        super().__init__(what)
+        self.reason = reason
 
 
 class ExpectationFailed(KCoralError):

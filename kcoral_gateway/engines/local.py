@@ -131,6 +131,7 @@ class LocalEngine:
             python=shape.python,
             uid=uid,
             folder=shape.folder,
+            tools=self._config.tools,
             is_for_programs=shape.is_for_programs,
             cgroup=self._cgroup,
         )

@@ -26,6 +26,7 @@ WORKSPACE = "/workspace"
 LIBRARY = "/run/kcoral/lib"  # where our two packages are inside, if the interpreter has no copy of its own
 CACHE = "/tmp/.cache"
 BLOBS = "/run/kcoral/blobs"  # the principal's files, for programs
+_NSIGHT = "/opt/nvidia"  # where NVIDIA's packages for distributions put Nsight Compute
 _INNER_ID = 1000
 
 # Denied with EPERM. mount and namespaces: ways out of the layout. keyctl, bpf, perf, io_uring, userfaultfd: kernel
@@ -131,6 +132,9 @@ def _system(spec: HostSpec) -> list[str]:
     for path in _interpreter(spec.python):
         if not path.startswith("/usr/"):
             args += [*_parents(path, made), "--ro-bind", path, path]
+    for path in dict.fromkeys((*spec.tools, *([_NSIGHT] if os.path.isdir(_NSIGHT) else []))):
+        if not path.startswith("/usr/"):
+            args += [*_parents(path, made), "--ro-bind", path, path]
     for package in _packages():
         target = f"{LIBRARY}/{package.name}"
         args += [*_parents(target, made), "--ro-bind", str(package), target]
@@ -177,6 +181,16 @@ def _packages() -> list[Path]:
     return [root / "kcoral_gateway", root / "kcoral_magic"]
 
 
+def _nsight() -> list[str]:
+    """The newest Nsight Compute: its packages put nothing on the PATH."""
+    found = sorted(Path(_NSIGHT).glob("nsight-compute/*/ncu"), key=lambda path: _version(path.parent.name))
+    return [str(found[-1].parent)] if found else []
+
+
+def _version(name: str) -> list[int]:
+    return [int(part) for part in name.split(".") if part.isdigit()]
+
+
 def _parents(path: str, made: set[str]) -> Iterator[str]:
     """Make the folders above a bind ourselves: bubblewrap would make them 0700, closed to a dropped user id."""
     for parent in reversed(Path(path).parents):
@@ -191,7 +205,7 @@ def environment(spec: HostSpec) -> dict[str, str]:
     bin_dir = os.path.dirname(spec.python)
     inside = spec.level != "none"
     env = {
-        "PATH": f"{bin_dir}:/usr/local/bin:/usr/bin:/bin:/usr/local/cuda/bin",
+        "PATH": ":".join((*spec.tools, bin_dir, "/usr/local/bin:/usr/bin:/bin:/usr/local/cuda/bin", *_nsight())),
         "LANG": "C.UTF-8",
         "TERM": "xterm-256color",
         "USER": "kcoral",

@@ -63,6 +63,10 @@ class Capture:
         self._check(out, belief, limit_bytes)
         return out, modules
 
+    def reads(self, cell: str) -> tuple[str, ...]:
+        """The names that a cell reads, the notebook's and those it does not know."""
+        return tuple(name for name in self._names_of(cell).reads if not hasattr(builtins, name))
+
     def _names_of(self, cell: str) -> CellNames:
         try:
             return cell_names(self._shell.transform_cell(cell))

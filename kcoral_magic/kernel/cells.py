@@ -19,6 +19,7 @@ from kcoral_magic.kernel.options import NAME
 from kcoral_magic.kernel.relay import Relay
 from kcoral_magic.kernel.surface import Surface, surface_for
 from kcoral_magic.protocol import messages as m
+from kcoral_magic.tools import cell as under
 
 if TYPE_CHECKING:
     from kcoral_magic.kernel.magics import KCoral
@@ -53,6 +54,26 @@ class Cells:
         magics, name = self._magics, options.session or ""
         client = magics.proxy.client(magics.target)
         belief = Belief() if options.fresh else client.aio.belief(name)
+        surface = surface_for(self._shell)
+        out, files = self.gather(options, cell, belief, surface)
+        if out is not None and (problem := capture.refused(out)) is not None:
+            self._send_others(options, out, surface)
+            raise problem
+        options.files, options.wants = files, tuple(options.outputs or ())
+        self._execute(options, cell, out, surface, belief)
+        if options.setup:
+            session = client.session(name, gpus=options.gpus, python=options.python)
+            under.remember(session, under.Body(cell, (), *self.place(cell))).result()
+
+    def gather(
+        self, options: argparse.Namespace, cell: str, belief: Belief, surface: Surface
+    ) -> tuple[Outgoing | None, FileSet | None]:
+        """The values and the code that go along with a cell; what a person should know of them is shown.
+
+        Raises:
+            UsageError: ``-i`` names what is not there, or something is too large to go unasked.
+        """
+        magics = self._magics
         with magics.mode.suspended():
             out, modules = self._capture.of_cell(
                 cell,
@@ -61,16 +82,21 @@ class Cells:
                 limit_bytes=magics.capture_bytes,
                 is_on=magics.is_capturing and not options.no_capture,
             )
-        surface = surface_for(self._shell)
         notes = list(self._capture.notes)
-        files = None if options.no_sync else self.files(name, belief, modules, notes)
+        files = None if options.no_sync else self.files(options.session or "", belief, modules, notes)
         for note in notes:
             surface.note(note)
-        if out is not None and (problem := capture.refused(out)) is not None:
-            self._send_others(options, out, surface)
-            raise problem
-        options.files, options.wants = files, tuple(options.outputs or ())
-        self._execute(options, cell, out, surface, belief)
+        return out, files
+
+    def reads(self, cell: str) -> tuple[str, ...]:
+        """The names that a cell reads, wherever they are."""
+        with self._magics.mode.suspended():
+            return self._capture.reads(cell)
+
+    def place(self, cell: str) -> tuple[int, int]:
+        """The cell's number, and the line of the notebook's cell that its first line is."""
+        # The hook knows the count in IPython 8 and 9 alike: 9 counts up before a cell runs, 8 after.
+        return self._shell.displayhook.prompt_count, self._first_line(cell)
 
     def _execute(
         self, options: argparse.Namespace, cell: str, out: Outgoing | None, surface: Surface, belief: Belief
@@ -87,8 +113,7 @@ class Cells:
         )
         execution = session.execute(
             cell,
-            # The hook knows the count in IPython 8 and 9 alike: 9 counts up before a cell runs, 8 after.
-            place=m.Place(self._shell.displayhook.prompt_count, self._first_line(cell)),
+            place=m.Place(*self.place(cell)),
             view=m.View(magics.head_bytes, magics.tail_bytes),
             timeout_s=options.timeout,
             queue_timeout_s=options.queue_timeout,

@@ -23,8 +23,10 @@ from kcoral_magic.kernel.completion import Completer
 from kcoral_magic.kernel.filing import Filing
 from kcoral_magic.kernel.mode import Mode, with_defaults
 from kcoral_magic.kernel.options import NAME, cell_parser, documentation, line_parsers, options_of, split
+from kcoral_magic.kernel.profiling import Profiling
 from kcoral_magic.kernel.proxy import Proxy
 from kcoral_magic.protocol import messages as m
+from kcoral_magic.tools import family
 
 _NEEDS_GATEWAY = frozenset(
     "gpus sessions output interrupt restart close put get ls rm df sync run jobs records".split()
@@ -61,10 +63,11 @@ class KCoral(Magics):
         self.mode = Mode(self._cell_parser.parse_args)
         self.cells = Cells(self)
         self.filing = Filing(self)
+        self.profiling = Profiling(self)
         self._session_names: tuple[str, ...] = ()
         self.completer = Completer(
             options_of(self._cell_parser),
-            {name: options_of(parser) for name, parser in self._parsers.items()},
+            {name: options_of(parser) for name, parser in self._parsers.items()} | {name: [] for name in family.TOOLS},
             lambda: self._session_names,
             here=self._names_here,
             there=self._names_there,
@@ -82,9 +85,12 @@ class KCoral(Magics):
     def kcoral(self, line: str, cell: str | None = None) -> Any:
         # The docstring is made from the parsers, below.
         try:
+            words = split(line)
+            if words and words[0] in family.TOOLS:
+                return self._under(words[0], words[1:], cell)
             if cell is None:
-                return self._command(line)
-            options = with_defaults(self._cell_parser.parse_args(split(line)), self.defaults)
+                return self._command(words)
+            options = self.with_defaults(self._cell_parser.parse_args(words))
             if self.mode.is_local:
                 self._run_here(cell)
                 return None
@@ -95,6 +101,20 @@ class KCoral(Magics):
             raise IPythonUsageError(str(error)) from None
         return None
 
+    def with_defaults(self, options: argparse.Namespace) -> argparse.Namespace:
+        """The options of a cell, with those of ``%kcoral use`` where a line has none."""
+        return with_defaults(options, self.defaults)
+
+    def _under(self, name: str, words: list[str], cell: str | None) -> Any:
+        """A cell or a program under a tool, or a report."""
+        if cell is None:
+            return self.profiling.line(name, words)
+        if self.mode.is_local:
+            print(f"kcoral: cells run here (local mode), this one without {name}")
+            self._run_here(cell)
+            return None
+        return self.profiling.cell(name, words, cell)
+
     def _run_here(self, cell: str) -> None:
         """A cell magic that was called by code: as a cell it would have been transformed."""
         with self.mode.suspended():
@@ -102,11 +122,11 @@ class KCoral(Magics):
 
     # ── lines ──
 
-    def _command(self, line: str) -> Any:
-        words = split(line) or ["status"]
+    def _command(self, words: list[str]) -> Any:
+        words = words or ["status"]
         parser = self._parsers.get(words[0])
         if parser is None:
-            raise UsageError(f"%kcoral knows {', '.join(self._parsers)}; got {words[0]!r}")
+            raise UsageError(f"%kcoral knows {', '.join((*self._parsers, *family.TOOLS))}; got {words[0]!r}")
         options = parser.parse_args(words[1:])
         if self.mode.is_local and words[0] in _NEEDS_GATEWAY:
             print(f"kcoral: cells run here (local mode), so %kcoral {words[0]} has nothing to do")

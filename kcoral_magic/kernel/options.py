@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from IPython.core.error import UsageError as IPythonUsageError
 
 from kcoral_magic.errors import UsageError
-from kcoral_magic.tools import TOOLS, arguments
+from kcoral_magic.tools import TOOLS, arguments, family
 
 NAME = "kcoral"
 _USAGE = 46  # characters of a line in the help
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse that raises IPython's UsageError and never exits."""
+class Parser(argparse.ArgumentParser):
+    """argparse that raises IPython's UsageError, never exits, and takes no half a word for an option."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(prog, add_help=False, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         raise IPythonUsageError(f"{self.prog}: {message}\n{self.format_usage().strip()}")
@@ -38,14 +41,15 @@ def _wants(text: str) -> list[str]:
     return [text]
 
 
-def cell_parser() -> _Parser:
+def cell_parser() -> Parser:
     """Of a cell's line."""
-    parser = _Parser("%%kcoral", add_help=False)
+    parser = Parser("%%kcoral")
     _add_cell_options(parser)
     return parser
 
 
-def _add_cell_options(parser: argparse.ArgumentParser) -> None:
+def add_session_options(parser: argparse.ArgumentParser) -> None:
+    """Where a cell runs, and what goes along: of a plain cell and of one under a tool."""
     add = parser.add_argument
     add(
         "--gpus",
@@ -56,21 +60,27 @@ def _add_cell_options(parser: argparse.ArgumentParser) -> None:
     add("--session", type=arguments.session, metavar="NAME", help="a named session; it outlives the notebook")
     add("--python", metavar="NAME", help="one of the gateway's interpreter environments, fixed by the first cell")
     add("-i", "--in", dest="inputs", type=_names, action="extend", metavar="A,B", help="send these names in any case")
-    add("-o", "--out", dest="outputs", type=_wants, action="extend", metavar="C,D", help="bring back; or w=EXPRESSION")
-    add("--fresh", action="store_true", help="run in a new worker on the session's GPUs and throw it away")
     add("--timeout", type=arguments.seconds, metavar="S", help="interrupt after S seconds of running, kill 5 s later")
     add("--queue-timeout", type=arguments.seconds, metavar="S", help="give up after S seconds without GPUs")
     add("--no-capture", action="store_true", help="do not send what the cell reads of the notebook")
     add("--no-sync", action="store_true", help="do not send the code that the cell imports")
+
+
+def _add_cell_options(parser: argparse.ArgumentParser) -> None:
+    add_session_options(parser)
+    add = parser.add_argument
+    add("-o", "--out", dest="outputs", type=_wants, action="extend", metavar="C,D", help="bring back; or w=EXPRESSION")
+    add("--fresh", action="store_true", help="run in a new worker on the session's GPUs and throw it away")
     add("--cwd", metavar="DIR", help="run in this folder of the workspace")
+    add("--setup", action="store_true", help="this cell rebuilds state: it runs again before a cell that is profiled")
     add("--quiet", action="store_true", help="no waiting line, no lines on what was sent")
 
 
-def line_parsers() -> dict[str, _Parser]:
-    made: dict[str, _Parser] = {}
+def line_parsers() -> dict[str, Parser]:
+    made: dict[str, Parser] = {}
 
-    def parser(name: str, text: str) -> _Parser:
-        made[name] = _Parser(f"%kcoral {name}", description=text, add_help=False)
+    def parser(name: str, text: str) -> Parser:
+        made[name] = Parser(f"%kcoral {name}", description=text)
         return made[name]
 
     parser("status", "the gateway, its isolation, your sessions")
@@ -167,5 +177,9 @@ def documentation() -> str:
         if len(usage) > _USAGE:
             usage = " ".join((parser.prog.split()[1], "[options]", *map(_word, parser._actions))).strip()
         lines.append(f"    {'%kcoral ' + usage:<54} {parser.description}")
+    lines += ["", "A cell under a tool, a program under it, and reports that lie here:", ""]
+    for name, (_, text) in family.TOOLS.items():
+        lines.append(f"    {f'%%kcoral {name} [options]':<54} {text}")
+    lines += [f"    {line:<54} {text}" for line, text in family.LINES]
     lines += ["", "Settings: %config KCoral. A token never stands on a line: store it with `kcoral-magic connect URL`."]
     return "\n".join(lines)

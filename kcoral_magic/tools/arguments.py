@@ -10,8 +10,8 @@ from typing import Literal
 from kcoral_magic.protocol.wire import is_session_name
 
 
-def add_run_options(to: argparse.ArgumentParser) -> None:
-    """What ``run`` takes, here and in a notebook."""
+def add_run_options(to: argparse.ArgumentParser, *, has_out: bool = True) -> None:
+    """What ``run`` takes, here and in a notebook; without ``has_out`` nothing is said of files that come back."""
     add = to.add_argument
     add("--gpus", type=gpus, metavar="N|all", help="how many (default 1, or 0 where there are none)")
     add(
@@ -31,15 +31,16 @@ def add_run_options(to: argparse.ArgumentParser) -> None:
         metavar="NAME[=VALUE]",
         help="a variable; repeatable",
     )
-    add(
-        "--fetch",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="a file, folder or glob comes back; repeatable",
-    )
-    add("--out", default=".", metavar="DIR", help="the folder for what comes back (.)")
-    add("--overwrite", action="store_true", help="what comes back may replace files here")
+    if has_out:
+        add(
+            "--fetch",
+            action="append",
+            default=[],
+            metavar="PATH",
+            help="a file, folder or glob comes back; repeatable",
+        )
+        add("--out", default=".", metavar="DIR", help="the folder for what comes back (.)")
+        add("--overwrite", action="store_true", help="what comes back may replace files here")
     add("--timeout", type=seconds, metavar="S", help="end it after S seconds of running; what there is comes back")
     add("--queue-timeout", type=seconds, metavar="S", help="give up after S seconds without GPUs")
     add("--no-sync", action="store_true", help="do not send the modules that the script imports")

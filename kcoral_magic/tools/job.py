@@ -28,7 +28,7 @@ TIMED_OUT = 124  # timeout(1)'s
 _NOT_FETCHED = 1  # the program went well, and what was to come back did not
 _ORDER, _DONE = "__kcoral_order", "__kcoral_done"
 _RUN = f"{_DONE} = __import__('kcoral_gateway.worker.tool', fromlist=['run']).run(**{_ORDER})"
-_MARGIN_S = 60.0  # the tool's own limit comes first, and what it wrote goes back; the session's is for what is stuck
+MARGIN_S = 60.0  # the tool's own limit comes first, and what it wrote goes back; the session's is for what is stuck
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def start(client: Client, ask: Ask) -> Execution:
         send={_ORDER: order},
         wants=[("done", _DONE)],
         files=FileSet(files) if files else None,
-        timeout_s=None if ask.timeout_s is None else ask.timeout_s + _MARGIN_S,
+        timeout_s=None if ask.timeout_s is None else ask.timeout_s + MARGIN_S,
         queue_timeout_s=ask.queue_timeout_s,
         is_alone=ask.session is None,
         allows_input=ask.reads_input,
@@ -191,21 +191,57 @@ def ended(execution: Execution, ask: Ask) -> Ended:
     Raises:
         Exception: It did not run, or was lost.
     """
-    try:
-        done = execution.result().values.get("done")
-    except ExecutionTimeout as error:
-        return Ended(TIMED_OUT, problems=(str(error),))
-    if not isinstance(done, dict) or not isinstance(done.get("status"), int):
-        raise ValueRefused("the worker did not say how the tool ended")
-    saved, problems = [], [str(text) for text in done.get("problems", ())]
+    done = done_of(execution)
+    saved, problems = [], list(done.problems)
     base = Path(ask.out)
-    for path, mode, data in done.get("files", ()):
+    for path, mode, data in done.files:
         try:
             name = path.partition("/")[2] if path.startswith(f"{OUTPUTS}/") else path
             saved.append(_save(place_for(base, name), data, mode, overwrites=ask.overwrites))
-        except (OSError, ValueRefused, AttributeError, TypeError, UsageError) as error:
-            problems.append(f"{path!s:.200}: {error}")
-    return Ended(done["status"] or (_NOT_FETCHED if problems else 0), tuple(saved), tuple(problems))
+        except (OSError, ValueRefused, UsageError) as error:
+            problems.append(f"{path:.200}: {error}")
+    return Ended(done.status or (_NOT_FETCHED if problems else 0), tuple(saved), tuple(problems))
+
+
+@dataclass(frozen=True)
+class Done:
+    """What the worker says of a tool's run, looked at.
+
+    Attributes:
+        files: ``(path in the workspace, mode, bytes)``.
+        said: All of it, for tools that know more.
+    """
+
+    status: int
+    files: tuple[tuple[str, int, Any], ...] = ()
+    problems: tuple[str, ...] = ()
+    said: Mapping[str, Any] = field(default_factory=dict)
+
+    def file(self, name: str) -> bytes | None:
+        """The bytes of one of the tool's own files."""
+        return next((bytes(data) for path, _, data in self.files if path == f"{OUTPUTS}/{name}"), None)
+
+
+def done_of(execution: Execution) -> Done:
+    """Wait, and read what the worker says.
+
+    Raises:
+        ValueRefused: It says something else than a tool's end.
+        Exception: It did not run, or was lost.
+    """
+    try:
+        said = execution.result().values.get("done")
+    except ExecutionTimeout as error:
+        return Done(TIMED_OUT, problems=(str(error),))
+    if not isinstance(said, dict) or not isinstance(said.get("status"), int):
+        raise ValueRefused("the worker did not say how the tool ended")
+    files, problems = [], [str(text) for text in said.get("problems", ())]
+    for entry in said.get("files", ()):
+        if isinstance(entry, tuple) and [type(part) for part in entry[:2]] == [str, int] and len(entry) == 3:
+            files.append(entry)
+        else:
+            problems.append(f"the worker sent no file: {entry!r:.100}")
+    return Done(said["status"], tuple(files), tuple(problems), said)
 
 
 def _save(place: Path, data: Any, mode: int, *, overwrites: bool) -> Path:

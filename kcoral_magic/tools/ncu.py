@@ -19,8 +19,13 @@ def command(words: Sequence[str]) -> Command:
         raise UsageError("what should be profiled? ncu --set full python script.py")
     if taken := [word for word in words if word.partition("=")[0] in _OURS]:
         raise UsageError(f"{taken[0]} is set by kcoral: the report comes back as {REPORT}, --out says where to")
-    argv = ("ncu", "--config-file", "off", "--force-overwrite", "--export", f"{OUTPUTS}/{REPORT}", *words)
-    return Command(argv, {"PYTHONUNBUFFERED": "1", "NCU_PROFILE": "1"}, application(words), folder=OUTPUTS, hint=HINT)
+    env = {"PYTHONUNBUFFERED": "1", "NCU_PROFILE": "1"}
+    return Command((*start(), *words), env, application(words), folder=OUTPUTS, hint=HINT)
+
+
+def start() -> tuple[str, ...]:
+    """The beginning of its command line: what is ours to say."""
+    return ("ncu", "--config-file", "off", "--force-overwrite", "--export", f"{OUTPUTS}/{REPORT}")
 
 
 TOOL = Tool("ncu", "NVIDIA's kernel profiler; its report comes back", "[OPTIONS] PROGRAM [ARGS]", command)

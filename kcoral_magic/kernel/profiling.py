@@ -1,0 +1,134 @@
+"""``%%kcoral ncu`` and its family: a cell under a tool, a program under a tool, and reports that lie here."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from kcoral_magic.errors import UsageError
+from kcoral_magic.kernel import capture
+from kcoral_magic.kernel.options import Parser, add_session_options
+from kcoral_magic.kernel.relay import Relay
+from kcoral_magic.kernel.surface import Surface, surface_for
+from kcoral_magic.tools import arguments, family, job
+from kcoral_magic.tools import cell as under
+from kcoral_magic.tools.cell import Body, Ran
+
+if TYPE_CHECKING:
+    from kcoral_magic.client.sync import Execution
+    from kcoral_magic.kernel.magics import KCoral
+
+
+class Profiling:
+    """The family in one notebook."""
+
+    def __init__(self, magics: KCoral) -> None:
+        self._magics = magics
+
+    # ── a cell ──
+
+    def cell(self, name: str, words: list[str], cell: str) -> Any:
+        """Run a cell under a tool; what it returns is shown as the cell's value.
+
+        Raises:
+            Exception: What the cell raised, or why there is nothing to show.
+        """
+        if not cell.strip():
+            raise UsageError(f"the cell is empty: write the code for {name} below the %%kcoral line")
+        tool = family.find(name)
+        parser = Parser(f"%%kcoral {name}")
+        add_session_options(parser)
+        tool.add_options(parser)
+        options = self._magics.with_defaults(parser.parse_args(words))
+        surface = surface_for(self._magics.shell)
+        ran = self._run(tool, options, cell, surface)
+        shown = tool.shown(ran.done, options, ran)
+        return self._show(shown, surface, ran.error)
+
+    def _run(self, tool: family.CellTool, options: argparse.Namespace, cell: str, surface: Surface) -> Ran:
+        magics = self._magics
+        client = magics.proxy.client(magics.target)
+        name = options.session or ""
+        out, files = magics.cells.gather(options, cell, client.aio.belief(name), surface)
+        if out is not None and (problem := capture.refused(out)) is not None:
+            raise problem
+        body = Body(cell, magics.cells.reads(cell), *magics.cells.place(cell))
+        session = client.session(name, gpus=options.gpus, python=options.python)
+        asked = under.copy(session, body, out, files, queue_timeout_s=options.queue_timeout)
+        told = self._relayed(asked, name, surface, None if out is None else capture.lines(out))
+        copied = under.checked(told.values.get("copied"))
+        for problem_text in copied["problems"]:
+            surface.note(str(problem_text)[:500])
+        execution = under.run(session, body, copied, tool.under(options), timeout_s=options.timeout)
+        self._relayed(execution, name, surface)
+        ran = under.ended(execution)
+        for text in ran.problems:
+            surface.note(text)
+        return ran
+
+    def _relayed(self, execution: Execution, session: str, surface: Surface, says: Any = None) -> Any:
+        magics = self._magics
+        relay = Relay(
+            surface,
+            prefix=f"kcoral-{magics.proxy.id_of(session)}-",
+            is_trusted=magics.target().is_trusted,
+            is_quiet=magics.is_quiet,
+            quiet_s=magics.quiet_s,
+            says=says,
+        )
+        return magics.proxy.run(execution, relay, surface)
+
+    def _show(self, shown: family.Shown, surface: Surface, error: BaseException | None) -> Any:
+        """As the cell's value; before an error, as a display."""
+        if shown.beside is not None:
+            self._display(shown.beside, surface)
+        raised = error or shown.error
+        if raised is None:
+            return shown.value
+        if shown.value is not None:
+            self._display(shown.value, surface)
+        raise raised
+
+    def _display(self, value: Any, surface: Surface) -> None:
+        data, metadata = self._magics.shell.display_formatter.format(value)
+        surface.display(data, metadata, None, False)
+
+    # ── lines ──
+
+    def line(self, name: str, words: list[str]) -> Any:
+        """``%kcoral ncu view FILE``, or a program under the tool.
+
+        Raises:
+            UsageError: There is no such file, or the words make no command.
+            ReportInvalid: The file is no report.
+        """
+        made = family.offline(name, words)
+        return self.program(name, words) if made is None else made
+
+    def program(self, name: str, words: list[str]) -> Any:
+        """``%kcoral ncu script.py ARGS``: a program under a tool.
+
+        Raises:
+            Exception: It could not run, or there is nothing to show.
+        """
+        tool = family.find(name)
+        parser = Parser(f"%kcoral {name}")
+        arguments.add_run_options(parser, has_out=False)
+        tool.add_options(parser)
+        parser.add_argument("words", nargs=argparse.REMAINDER, metavar="PROGRAM [ARGS]")
+        options = parser.parse_args(arguments.separated(parser, words))
+        program = options.words[1:] if options.words[:1] == ["--"] else options.words
+        if not program:
+            raise UsageError(f"{tool.USAGE}; got no program")
+        if program[0].endswith(".py"):
+            program = ["python", *program]
+        options.tool, options.words = name, [*tool.words(options), *program]
+        options.fetch, options.out, options.overwrite = [], ".", False
+        ask = job.Ask.of(options, session=options.session or "", reads_input=False)
+        surface = surface_for(self._magics.shell)
+        execution = job.start(self._magics.proxy.client(self._magics.target), ask)
+        self._relayed(execution, ask.session or "", surface)
+        done = job.done_of(execution)
+        for text in done.problems:
+            surface.note(text)
+        return self._show(tool.shown(done, options, None), surface, None)

@@ -1,0 +1,53 @@
+"""Disassemblies of the code in a report, by NVIDIA's nvdisasm: of the CUDA toolkit, or from kcoral-magic[asm]."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from kcoral_magic.reports.hotspots import Line, disassembly
+from kcoral_magic.reports.ncu import Profile
+
+_MOST_CODES = 8  # modules of a report that are disassembled, a tenth of a second each
+_LIMIT_S = 20.0
+
+
+def program(name: str) -> str | None:
+    """nvdisasm, cuobjdump or nvcc: on the PATH, in a wheel of NVIDIA's, or where the toolkit lies."""
+    if found := shutil.which(name):
+        return found
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations or () if spec is not None else ():
+        for place in Path(folder).glob(f"*/bin/{name}"):
+            if os.access(place, os.X_OK):
+                return str(place)
+    return shutil.which(name, path="/usr/local/cuda/bin")
+
+
+def of(profile: Profile) -> Mapping[str, Mapping[int, Line]]:
+    """The instructions of the report's kernels by mangled name and offset; empty without nvdisasm."""
+    cubins = dict.fromkeys(
+        kernel.code.cubin for kernel in profile.heaviest() if kernel.code is not None and kernel.code.cubin
+    )
+    tool = program("nvdisasm") if cubins else None
+    found: dict[str, Mapping[int, Line]] = {}
+    for cubin in list(cubins)[:_MOST_CODES] if tool is not None else ():
+        found |= disassembly(_run([tool, "-c", "-g"], cubin) if tool else "")
+    return found
+
+
+def _run(command: list[str], cubin: bytes) -> str:
+    """What it printed; nothing for code that it does not take. The file is a stranger's: it has its limit of time."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        try:
+            ended = subprocess.run([*command, file.name], capture_output=True, timeout=_LIMIT_S, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+    return ended.stdout.decode("utf-8", "replace")

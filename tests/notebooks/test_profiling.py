@@ -1,0 +1,141 @@
+"""``%%kcoral ncu`` in a real kernel, with a real worker and a stand-in for ncu: no GPU is here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebooks.kernels import Kernel
+from tests.standins.__main__ import make
+from tests.support import GatewayProcess
+
+pytestmark = pytest.mark.notebook
+STANDIN = Path(__file__).resolve().parents[2] / "notebooks" / "standin_gpu.py"
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    folder = tmp_path_factory.mktemp("profiling")
+    process = GatewayProcess(folder / "state", "--tools", str(make(folder / "tools")))
+    yield process
+    process.stop()
+
+
+@pytest.fixture(scope="module")
+def token(gateway: GatewayProcess) -> str:
+    return gateway.token()
+
+
+@pytest.fixture(autouse=True)
+def folder(kernel: Kernel) -> Path:
+    """The notebook's folder, with the stand-in for a GPU beside the notebook."""
+    home = Path(kernel.run("import os; print(os.getcwd())").text().strip())
+    (home / "standin_gpu.py").write_text(STANDIN.read_text())
+    return home
+
+
+LAUNCH = "from standin_gpu import launch\n"
+
+
+def test_a_cell_under_ncu_shows_its_report_and_its_names_come_from_the_session(kernel: Kernel, folder: Path) -> None:
+    kernel.run("%%kcoral --gpus 1\nscale = 2\ndef twice(x):\n    return scale * x")
+    cell = kernel.run(
+        f"%%kcoral ncu --set full\n{LAUNCH}print('times', twice(21))\nlaunch('saxpy')\nlaunch('scale', 9_876.0)"
+    )
+    assert "times 42" in cell.text()
+    (result,) = cell.of("execute_result")
+    data = result["data"]
+    assert "2 launched, 2 captured" in data["text/plain"]
+    assert "set full, 40 passes a kernel; clocks locked to base, caches flushed" in data["text/plain"]
+    assert "Speed of light" in data["text/html"]
+    assert data["application/json"]["schema"] == "kcoral.ncu/1"
+    assert data["application/vnd.kcoral.ncu+json"]["kernels"][0]["metrics"]
+    saved = list((folder / ".kcoral" / "reports").glob("ncu-*.ncu-rep"))
+    assert len(saved) == 1
+    assert kernel.run("print(_.kernels[0].name, len(_.df()))").text() == "saxpy 2\n"
+    shown = kernel.run(f"%kcoral ncu view {saved[0]}").of("execute_result")[0]
+    assert "Roofline" in shown["data"]["text/html"]
+
+
+def test_the_cell_under_ncu_leaves_the_session_as_it_was(kernel: Kernel) -> None:
+    kernel.run("%%kcoral --gpus 1\ncount = 1")
+    kernel.run(f"%%kcoral ncu\n{LAUNCH}count += 1\nlaunch('k')")
+    assert kernel.run("%%kcoral\nprint(count)").text() == "1\n"
+
+
+def test_setup_cells_run_before_it_unprofiled_and_nothing_else_runs_again(kernel: Kernel) -> None:
+    kernel.run("%%kcoral --gpus 1\nprint('not again')")
+    kernel.run("%%kcoral --setup\nimport threading\nlock = threading.Lock()\nprint('set up')")
+    cell = kernel.run(f"%%kcoral ncu\n{LAUNCH}print('locked', lock.locked())\nlaunch('k')")
+    assert cell.text() == "set up\nlocked False\n"
+    assert any("lock cannot be copied" in text for text in cell.shown())
+
+
+def test_an_error_of_the_cell_raises_after_the_report_was_shown(kernel: Kernel) -> None:
+    cell = kernel.run(f"%%kcoral ncu\n{LAUNCH}launch('k')\n1 / 0")
+    assert cell.ename == "ZeroDivisionError"
+    assert "----> 4 1 / 0" in cell.traceback
+    assert any("1 launched, 1 captured" in content["data"]["text/plain"] for content in cell.of("display_data"))
+
+
+def test_a_failed_expectation_fails_the_cell_with_the_report_in_it(kernel: Kernel) -> None:
+    cell = kernel.run(f'%%kcoral ncu --expect "gpu__time_duration.sum < 12us"\n{LAUNCH}launch("k")')
+    assert cell.ename == "ExpectationFailed"
+    assert "k: gpu__time_duration.sum is 12,345 ns, expected < 12,000 ns" in cell.traceback
+    assert cell.of("display_data")
+    assert kernel.run(f'%%kcoral ncu --expect "duration < 13us"\n{LAUNCH}launch("k")').of("execute_result")
+
+
+def test_a_baseline_is_kept_once_and_compared_with_after(kernel: Kernel, folder: Path) -> None:
+    first = kernel.run(f"%%kcoral ncu --baseline mine\n{LAUNCH}launch('k', 12_000.0)")
+    assert not [c for c in first.of("display_data") if "ncu diff" in c["data"]["text/plain"]]
+    second = kernel.run(f"%%kcoral ncu --baseline mine\n{LAUNCH}launch('k', 9_000.0)")
+    (diff,) = [c for c in second.of("display_data") if "ncu diff" in c["data"]["text/plain"]]
+    assert "-25.0 % better" in diff["data"]["text/html"]
+    reports = sorted((folder / ".kcoral" / "reports").glob("*.ncu-rep"))
+    assert "ncu diff" in kernel.run(f"%kcoral ncu diff {reports[-2]} {reports[-1]}").shown()[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("launch('ERR_NVGPUCTRPERM')", "NVreg_RestrictProfilingToAdminUsers=0"),
+        ("pass", "used no CUDA"),
+        ("launch('unsupported_chip')", "newer Nsight Compute"),
+        ("launch('busy')", "another profiler holds the GPU"),
+    ],
+)
+def test_a_failure_says_what_to_do(kernel: Kernel, body: str, words: str) -> None:
+    cell = kernel.run(f"%%kcoral ncu\n{LAUNCH}{body}")
+    assert cell.ename == "ToolFailed"
+    assert words in cell.traceback
+
+
+def test_filters_reach_ncu_and_what_matches_nothing_is_told(kernel: Kernel) -> None:
+    launches = f"{LAUNCH}for n in range(5): launch(f'gemm_{{n}}')"
+    cell = kernel.run(f"%%kcoral ncu --kernel regex:gemm_[234] --launch-skip 1 --launch-count 1\n{launches}")
+    assert "1 kernel " in cell.shown()[0]
+    assert "gemm_3" in cell.shown()[0]
+    assert "no kernel was profiled" in kernel.run(f"%%kcoral ncu --kernel nosuch\n{launches}").traceback
+
+
+def test_what_was_captured_before_the_time_was_over_is_shown(kernel: Kernel) -> None:
+    cell = kernel.run(f"%%kcoral ncu --timeout 1\n{LAUNCH}launch('early')\nwhile True: pass", seconds=60)
+    assert cell.ename == "KeyboardInterrupt"
+    (display,) = [c for c in cell.of("display_data") if "captured" in c["data"]["text/plain"]]
+    assert "early" in display["data"]["text/plain"]
+
+
+def test_a_script_is_profiled_with_the_module_beside_it(kernel: Kernel, folder: Path) -> None:
+    (folder / "script.py").write_text(f"import sys\n{LAUNCH}print(sys.argv[1:])\nlaunch('of_a_script')\n")
+    cell = kernel.run("%kcoral ncu --set basic script.py --n 3")
+    assert cell.text() == "['--n', '3']\n"
+    assert "of_a_script" in cell.of("execute_result")[0]["data"]["text/plain"]
+
+
+def test_what_is_no_report_is_refused_without_a_gateway(kernel: Kernel, folder: Path) -> None:
+    (folder / "junk.ncu-rep").write_bytes(b"junk")
+    assert "begins with b'junk'" in kernel.run("%kcoral ncu view junk.ncu-rep").traceback
+    assert "No such file" in kernel.run("%kcoral ncu view nosuch.ncu-rep").text("stderr")
