@@ -14,6 +14,7 @@
     │   ├── ReportInvalid           report              a file that is no report, or a damaged one
     │   └── ProtocolError           protocol            bytes or messages against PROTOCOL.md
     ├── ToolFailed                  tool                a profiler or checker could not do its work; says the remedy
+    ├── FaultsFound                 faults              a checker found faults in the kernels of a cell
     ├── ExpectationFailed           expectation         a measure did not hold what --expect or --check said
     ├── RemoteError                 remote              user code raised; its type is not known here
     ├── ExitStatusError             exit_status         a tool or program ended with another status than 0
@@ -125,6 +126,12 @@ class ToolFailed(KCoralError):
     def __init__(self, what: str, reason: str = "") -> None:
         super().__init__(what)
         self.reason = reason
+
+
+class FaultsFound(KCoralError):
+    """A checker found faults; what it found was shown."""
+
+    code = "faults"
 
 
 class ExpectationFailed(KCoralError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from kcoral_magic.errors import UsageError
+from kcoral_magic.errors import UsageError, ValueRefused
 from kcoral_magic.kernel import capture
 from kcoral_magic.kernel.options import Parser, add_session_options
 from kcoral_magic.kernel.relay import Relay
@@ -41,9 +41,18 @@ class Profiling:
         tool.add_options(parser)
         options = self._magics.with_defaults(parser.parse_args(words))
         surface = surface_for(self._magics.shell)
+        if (start := getattr(tool, "start", None)) is not None:
+            return self._apart(tool, start, options, cell, surface)
         ran = self._run(tool, options, cell, surface)
         shown = tool.shown(ran.done, options, ran)
         return self._show(shown, surface, ran.error)
+
+    def _apart(self, tool: Any, start: Any, options: argparse.Namespace, cell: str, surface: Surface) -> Any:
+        """A tool that takes the cell's text, and needs no session."""
+        magics = self._magics
+        execution = start(magics.proxy.client(magics.target), cell, options, options.python)
+        self._relayed(execution, "", surface, is_failing=False)
+        return tool.ended(execution, cell, options)
 
     def _run(self, tool: family.CellTool, options: argparse.Namespace, cell: str, surface: Surface) -> Ran:
         magics = self._magics
@@ -66,7 +75,9 @@ class Profiling:
             surface.note(text)
         return ran
 
-    def _relayed(self, execution: Execution, session: str, surface: Surface, says: Any = None) -> Any:
+    def _relayed(
+        self, execution: Execution, session: str, surface: Surface, says: Any = None, *, is_failing: bool = True
+    ) -> Any:
         magics = self._magics
         relay = Relay(
             surface,
@@ -76,7 +87,12 @@ class Profiling:
             quiet_s=magics.quiet_s,
             says=says,
         )
-        return magics.proxy.run(execution, relay, surface)
+        try:
+            return magics.proxy.run(execution, relay, surface)
+        except ValueRefused:
+            if is_failing:
+                raise
+            return None
 
     def _show(self, shown: family.Shown, surface: Surface, error: BaseException | None) -> Any:
         """As the cell's value; before an error, as a display."""

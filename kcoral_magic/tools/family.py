@@ -51,6 +51,8 @@ class CellTool(Protocol):
 # name -> module, what it does
 TOOLS = {
     "ncu": ("kcoral_magic.tools.ncu_report", "profile the kernels of this cell, and show the report"),
+    "asm": ("kcoral_magic.tools.asm", "CUDA C++ or a Triton kernel: source, PTX, SASS and what it uses; no GPU needed"),
+    "sanitize": ("kcoral_magic.tools.sanitize", "look for memory faults and races in its kernels"),
 }
 
 # Lines of a notebook, for the help.

@@ -37,17 +37,17 @@ def of(profile: Profile) -> Mapping[str, Mapping[int, Line]]:
     tool = program("nvdisasm") if cubins else None
     found: dict[str, Mapping[int, Line]] = {}
     for cubin in list(cubins)[:_MOST_CODES] if tool is not None else ():
-        found |= disassembly(_run([tool, "-c", "-g"], cubin) if tool else "")
+        found |= disassembly(disassembled(tool, cubin) if tool else "")
     return found
 
 
-def _run(command: list[str], cubin: bytes) -> str:
-    """What it printed; nothing for code that it does not take. The file is a stranger's: it has its limit of time."""
+def disassembled(tool: str, cubin: bytes) -> str:
+    """What nvdisasm printed; nothing for code that it does not take. It is a stranger's: there is a limit of time."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         try:
-            ended = subprocess.run([*command, file.name], capture_output=True, timeout=_LIMIT_S, check=False)
+            ended = subprocess.run([tool, "-c", "-g", file.name], capture_output=True, timeout=_LIMIT_S, check=False)
         except (OSError, subprocess.TimeoutExpired):
             return ""
     return ended.stdout.decode("utf-8", "replace")

@@ -20,10 +20,10 @@ def command(words: Sequence[str]) -> Command:
     if taken := [word for word in words if word.partition("=")[0] in _OURS]:
         raise UsageError(f"{taken[0]} is set by kcoral: the report comes back as {REPORT}, --out says where to")
     env = {"PYTHONUNBUFFERED": "1", "NCU_PROFILE": "1"}
-    return Command((*start(), *words), env, application(words), folder=OUTPUTS, hint=HINT)
+    return Command((*beginning(), *words), env, application(words), folder=OUTPUTS, hint=HINT)
 
 
-def start() -> tuple[str, ...]:
+def beginning() -> tuple[str, ...]:
     """The beginning of its command line: what is ours to say."""
     return ("ncu", "--config-file", "off", "--force-overwrite", "--export", f"{OUTPUTS}/{REPORT}")
 

@@ -16,7 +16,7 @@ from kcoral_magic.tools.base import OUTPUTS
 from kcoral_magic.tools.cell import Ran, Under
 from kcoral_magic.tools.family import Shown
 from kcoral_magic.tools.job import TIMED_OUT, Done
-from kcoral_magic.tools.ncu import HINT, REPORT, start
+from kcoral_magic.tools.ncu import HINT, REPORT, beginning
 
 LOG = "ncu.log"
 USAGE = "%kcoral ncu [options] script.py ARGS, or ncu view FILE, or ncu diff BEFORE AFTER"
@@ -52,7 +52,7 @@ def _count(text: str) -> int:
 
 def argv(options: argparse.Namespace) -> tuple[str, ...]:
     """The command line of ncu, up to the program."""
-    words = [*start(), "--log-file", f"{OUTPUTS}/{LOG}", "--target-processes", "all"]
+    words = [*beginning(), "--log-file", f"{OUTPUTS}/{LOG}", "--target-processes", "all"]
     if options.metrics:
         words += ["--metrics", f"{options.metrics},gpu__time_duration.sum"]
     if options.set or not options.metrics:
@@ -79,7 +79,7 @@ def under(options: argparse.Namespace) -> Under:
 
 def words(options: argparse.Namespace) -> list[str]:
     """The same as ``run ncu`` takes it, which brings its own beginning."""
-    return list(argv(options)[len(start()) :])
+    return list(argv(options)[len(beginning()) :])
 
 
 def offline(given: list[str]) -> Report | ProfileDiff | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,3 +140,55 @@ def test_what_is_no_report_is_refused_without_a_gateway(kernel: Kernel, folder: 
     (folder / "junk.ncu-rep").write_bytes(b"junk")
     assert "begins with b'junk'" in kernel.run("%kcoral ncu view junk.ncu-rep").traceback
     assert "No such file" in kernel.run("%kcoral ncu view nosuch.ncu-rep").text("stderr")
+
+
+def test_a_thousand_threads_with_one_fault_are_one_row_and_fail_the_cell(kernel: Kernel) -> None:
+    cell = kernel.run(f"%%kcoral sanitize\n{LAUNCH}print('ran')\nlaunch('put', fault='oob')")
+    assert cell.text() == "ran\n"
+    assert cell.ename == "FaultsFound"
+    assert (
+        "1,000 errors, 1 different; the first: Invalid __global__ write of size 4 in put(float *, int)"
+        in cell.traceback
+    )
+    (display,) = [content for content in cell.of("display_data") if "memcheck" in content["data"]["text/plain"]]
+    assert display["data"]["application/json"]["findings"][0]["count"] == 1000
+    assert "kernel.cu:12" in display["data"]["text/html"]
+
+
+def test_a_race_is_found_by_its_tool_and_by_no_other(kernel: Kernel) -> None:
+    body = f"{LAUNCH}launch('sum', fault='race')"
+    clean = kernel.run(f"%%kcoral sanitize\n{body}")
+    assert "memcheck: nothing found" in clean.of("execute_result")[0]["data"]["text/plain"]
+    assert "Race between Write and Read" in kernel.run(f"%%kcoral sanitize --tool racecheck\n{body}").traceback
+
+
+def test_a_cell_without_cuda_has_nothing_to_check(kernel: Kernel) -> None:
+    assert "used no CUDA" in kernel.run("%%kcoral sanitize\n1 + 1").traceback
+
+
+CUDA = """__global__ void saxpy(int n, float a, const float *x, float *y) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = a * x[i] + y[i];
+}"""
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on this machine")
+def test_a_kernel_is_shown_as_source_ptx_and_sass_for_each_architecture(kernel: Kernel) -> None:
+    cell = kernel.run(f"%%kcoral asm --arch sm_80,sm_90a,120 --block 1024\n{CUDA}", seconds=120)
+    (result,) = cell.of("execute_result")
+    data = result["data"]
+    assert "sm_90a _Z5saxpyifPKfPf: 10 registers, 0 B shared, 0 B spilled, occupancy 100 %" in data["text/plain"]
+    assert [target["arch"] for target in data["application/json"]["targets"]] == ["sm_80", "sm_90a", "sm_120"]
+    assert "ld.global.f32" in data["text/html"]
+    assert "background:rgba(" in data["text/html"]
+    assert kernel.run("print(_.cubin('sm_80')[:4])").text() == "b'\\x7fELF'\n"
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on this machine")
+def test_what_does_not_compile_has_the_compiler_s_words(kernel: Kernel) -> None:
+    cell = kernel.run("%%kcoral asm\n__global__ void k() { nonsense; }", seconds=60)
+    assert cell.ename == "ToolFailed"
+    assert 'identifier "nonsense" is undefined' in cell.traceback
+    assert "a kernel was expected" in kernel.run("%%kcoral asm\nint x;").text("stderr")
+    triton = "import triton\n@triton.jit\ndef k(x): pass"
+    assert "--signature" in kernel.run(f"%%kcoral asm\n{triton}").text("stderr")

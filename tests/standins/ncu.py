@@ -60,8 +60,6 @@ def main(arguments: list[str]) -> int:
         print(f"==ERROR== {failure}", file=log)
         return ended.returncode or 1
     chosen = [one for one in made if _matches(options.kernel_name, one["name"])]
-    if options.profile_from_start == "off":
-        chosen = [one for one in chosen if one["is_profiled"]]
     chosen = chosen[options.launch_skip :]
     if options.launch_count is not None:
         chosen = chosen[: options.launch_count]

@@ -1,0 +1,118 @@
+"""``%%kcoral asm`` and ``kcoral-magic asm``: a kernel as source, PTX and machine code, for any GPU and without one."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kcoral_magic.display.assembly import Assembly, Built
+from kcoral_magic.errors import ToolFailed, UsageError, ValueRefused
+from kcoral_magic.reports.hotspots import disassembly
+from kcoral_magic.reports.ptxas import ptx_listing, usages
+from kcoral_magic.tools import listing
+
+if TYPE_CHECKING:
+    from kcoral_magic.client.sync import Client, Execution
+
+_ARCH = re.compile(r"(?:sm_)?(\d{2,3}[af]?)")
+_ASK = "__import__('kcoral_gateway.worker.assembly', fromlist=['cuda'])"
+_MOST_ARCHS = 12
+
+
+def add_options(to: argparse.ArgumentParser) -> None:
+    """What a cell and the command line take."""
+    add = to.add_argument
+    add("--arch", type=_archs, default=["sm_90"], metavar="sm_90a,…", help="the architectures (sm_90)")
+    add("--block", type=int, default=256, metavar="N", help="threads of a block, for the occupancy (256)")
+    add("--nvcc", action="append", default=[], metavar="OPTION", help="more for nvcc, as in --nvcc=-O3; repeatable")
+    add("--signature", metavar="'x:*fp32, n:i32'", help="a Triton kernel's arguments and their types")
+    add("--const", action="append", default=[], metavar="NAME=VALUE", help="a Triton kernel's constexpr; repeatable")
+    add("--warps", type=int, default=4, metavar="N", help="of a Triton kernel (4)")
+
+
+def _archs(text: str) -> list[str]:
+    made = []
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        found = _ARCH.fullmatch(word)
+        if found is None:
+            raise argparse.ArgumentTypeError(f"architectures as in sm_80,sm_90a; got {word!r}")
+        made.append(f"sm_{found[1]}")
+    if not 1 <= len(made) <= _MOST_ARCHS:
+        raise argparse.ArgumentTypeError(f"1 to {_MOST_ARCHS} architectures, got {len(made)}")
+    return list(dict.fromkeys(made))
+
+
+def start(client: Client, source: str, options: argparse.Namespace, python: str | None = None) -> Execution:
+    """Have it compiled, without a GPU, in a worker of its own.
+
+    Raises:
+        UsageError: It is no kernel, or a Triton kernel without a signature.
+    """
+    if "__global__" in source:
+        call = f"cuda(__kcoral_source, {options.arch!r}, {options.nvcc!r})"
+    elif "triton.jit" in source:
+        call = f"triton(__kcoral_source, {options.arch!r}, *{_triton(options)!r}, {options.warps!r})"
+    else:
+        raise UsageError("a kernel was expected: CUDA C++ with __global__, or Python with @triton.jit")
+    return client.session(gpus=0, python=python).execute(
+        "# asm\n", send={"__kcoral_source": source}, wants=[("built", f"{_ASK}.{call}")], is_alone=True
+    )
+
+
+def _triton(options: argparse.Namespace) -> tuple[dict[str, str], dict[str, Any]]:
+    if not options.signature:
+        example = "--signature 'x:*fp32, n:i32' --const BLOCK=1024"
+        raise UsageError(f"a Triton kernel is compiled for types: {example}")
+    signature = {}
+    for part in options.signature.split(","):
+        name, _, kind = part.partition(":")
+        if not name.strip().isidentifier() or not kind.strip():
+            raise UsageError(f"--signature has names and types, as in 'x:*fp32, n:i32'; got {part.strip()!r}")
+        signature[name.strip()] = kind.strip()
+    constants: dict[str, Any] = {}
+    for part in options.const:
+        name, _, text = part.partition("=")
+        try:
+            constants[name.strip()] = ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError):
+            raise UsageError(f"--const has a name and a value, as in BLOCK=1024; got {part!r}") from None
+        signature[name.strip()] = "constexpr"
+    return signature, constants
+
+
+def ended(execution: Execution, source: str, options: argparse.Namespace) -> Assembly:
+    """What came of it.
+
+    Raises:
+        ToolFailed: It compiles for none of the architectures; the message has the compiler's words.
+    """
+    try:
+        found = execution.result().values.get("built")
+    except ValueRefused as error:
+        if "CompileFailed: " in str(error):
+            raise ToolFailed(str(error).partition("CompileFailed: ")[2], "compiler") from None
+        if "ModuleNotFoundError" in str(error):
+            text = "triton is not installed where the worker runs: --python NAME chooses another environment"
+            raise ToolFailed(text, "missing") from None
+        raise
+    if not isinstance(found, dict):
+        raise ValueRefused("the worker did not say what it compiled")
+    made = Assembly(source, [_built(arch, found.get(arch)) for arch in options.arch], options.block)
+    if all(one.error for one in made.built):
+        raise ToolFailed(f"it does not compile:\n{made.built[0].error[:4000]}", "compiler")
+    return made
+
+
+def _built(arch: str, said: Any) -> Built:
+    """What a worker says of one architecture, as far as it is that."""
+    if not isinstance(said, Mapping) or "error" in said:
+        text = str(said.get("error")) if isinstance(said, Mapping) else "the worker said nothing of it"
+        return Built(arch, {}, {}, {}, text)
+    usage, ptx, sass = (str(said.get(name, "")) for name in ("usage", "ptx", "sass"))
+    cubin = bytes(said["cubin"]) if isinstance(said.get("cubin"), bytes | memoryview) else b""
+    if not sass and cubin and (tool := listing.program("nvdisasm")) is not None:
+        sass = listing.disassembled(tool, cubin)
+    return Built(arch, usages(usage), ptx_listing(ptx), disassembly(sass), "", cubin)
