@@ -160,5 +160,7 @@ def _column(
     if not lines:
         rows.append(note(hint))
     count = f" {faint(f'{len(lines):,} lines')}" if lines and not is_source else ""
-    listing = f'<div style="font-family:monospace;font-size:11px;line-height:1.35">{"".join(rows)}</div>'
-    return f'<div style="min-width:250px;flex:1 1 0"><b>{title}</b>{count}{listing}</div>'
+    listing = (
+        f'<div style="font-family:monospace;font-size:11px;line-height:1.35;overflow-x:auto">{"".join(rows)}</div>'
+    )
+    return f'<div style="min-width:250px;flex:1 1 0;overflow:hidden"><b>{title}</b>{count}{listing}</div>'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from kcoral_magic.errors import UsageError, ValueRefused
+from kcoral_magic.errors import RemoteError, UsageError, ValueRefused
 from kcoral_magic.kernel import capture
 from kcoral_magic.kernel.options import Parser, add_session_options
 from kcoral_magic.kernel.relay import Relay
@@ -41,18 +41,35 @@ class Profiling:
         tool.add_options(parser)
         options = self._magics.with_defaults(parser.parse_args(words))
         surface = surface_for(self._magics.shell)
-        if (start := getattr(tool, "start", None)) is not None:
-            return self._apart(tool, start, options, cell, surface)
+        if tool.WHERE == "apart":
+            return self._apart(tool, options, cell, surface)
+        if tool.WHERE == "inside":
+            return self._inside(tool, options, cell, surface)
         ran = self._run(tool, options, cell, surface)
         shown = tool.shown(ran.done, options, ran)
         return self._show(shown, surface, ran.error)
 
-    def _apart(self, tool: Any, start: Any, options: argparse.Namespace, cell: str, surface: Surface) -> Any:
+    def _apart(self, tool: Any, options: argparse.Namespace, cell: str, surface: Surface) -> Any:
         """A tool that takes the cell's text, and needs no session."""
         magics = self._magics
-        execution = start(magics.proxy.client(magics.target), cell, options, options.python)
+        execution = tool.start(magics.proxy.client(magics.target), cell, options)
         self._relayed(execution, "", surface, is_failing=False)
         return tool.ended(execution, cell, options)
+
+    def _inside(self, tool: Any, options: argparse.Namespace, cell: str, surface: Surface) -> Any:
+        """A tool that runs the cell in its session as it is."""
+        magics, name = self._magics, options.session or ""
+        client = magics.proxy.client(magics.target)
+        whole = f"{cell}\n{tool.reads(options)}"
+        out, files = magics.cells.gather(options, whole, client.aio.belief(name), surface)
+        if out is not None and (problem := capture.refused(out)) is not None:
+            raise problem
+        session = client.session(name, gpus=options.gpus, python=options.python)
+        execution = tool.start(session, cell, options, out, files)
+        says = None if out is None else capture.lines(out)
+        self._relayed(execution, name, surface, says, is_failing=False)
+        shown = tool.ended(execution, cell, options)
+        return self._show(shown, surface, None) if isinstance(shown, family.Shown) else shown
 
     def _run(self, tool: family.CellTool, options: argparse.Namespace, cell: str, surface: Surface) -> Ran:
         magics = self._magics
@@ -89,7 +106,7 @@ class Profiling:
         )
         try:
             return magics.proxy.run(execution, relay, surface)
-        except ValueRefused:
+        except (ValueRefused, RemoteError):  # the tool says it in its own words
             if is_failing:
                 raise
             return None

@@ -17,6 +17,8 @@ from kcoral_magic.tools import listing
 if TYPE_CHECKING:
     from kcoral_magic.client.sync import Client, Execution
 
+WHERE = "apart"
+USAGE = "%%kcoral asm [options] over a cell with a kernel"
 _ARCH = re.compile(r"(?:sm_)?(\d{2,3}[af]?)")
 _ASK = "__import__('kcoral_gateway.worker.assembly', fromlist=['cuda'])"
 _MOST_ARCHS = 12
@@ -45,7 +47,7 @@ def _archs(text: str) -> list[str]:
     return list(dict.fromkeys(made))
 
 
-def start(client: Client, source: str, options: argparse.Namespace, python: str | None = None) -> Execution:
+def start(client: Client, source: str, options: argparse.Namespace) -> Execution:
     """Have it compiled, without a GPU, in a worker of its own.
 
     Raises:
@@ -57,7 +59,7 @@ def start(client: Client, source: str, options: argparse.Namespace, python: str 
         call = f"triton(__kcoral_source, {options.arch!r}, *{_triton(options)!r}, {options.warps!r})"
     else:
         raise UsageError("a kernel was expected: CUDA C++ with __global__, or Python with @triton.jit")
-    return client.session(gpus=0, python=python).execute(
+    return client.session(gpus=0, python=options.python).execute(
         "# asm\n", send={"__kcoral_source": source}, wants=[("built", f"{_ASK}.{call}")], is_alone=True
     )
 
@@ -116,3 +118,12 @@ def _built(arch: str, said: Any) -> Built:
     if not sass and cubin and (tool := listing.program("nvdisasm")) is not None:
         sass = listing.disassembled(tool, cubin)
     return Built(arch, usages(usage), ptx_listing(ptx), disassembly(sass), "", cubin)
+
+
+def offline(given: list[str]) -> None:
+    """There is none.
+
+    Raises:
+        UsageError: Always: it is a cell's.
+    """
+    raise UsageError(USAGE)

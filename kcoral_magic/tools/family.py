@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from kcoral_magic.tools.cell import Ran, Under
 from kcoral_magic.tools.job import Done
@@ -27,6 +27,9 @@ class CellTool(Protocol):
     """A module of this table."""
 
     USAGE: str
+    WHERE: Literal["under", "inside", "apart"]  # in a process under it, in the session as it is, or without one
+
+    # Of one that is not ``under``: ``start`` and ``ended``, and ``reads`` of one that is ``inside``.
 
     def add_options(self, to: argparse.ArgumentParser) -> None:
         """What it takes."""
@@ -52,6 +55,7 @@ class CellTool(Protocol):
 TOOLS = {
     "ncu": ("kcoral_magic.tools.ncu_report", "profile the kernels of this cell, and show the report"),
     "asm": ("kcoral_magic.tools.asm", "CUDA C++ or a Triton kernel: source, PTX, SASS and what it uses; no GPU needed"),
+    "bench": ("kcoral_magic.tools.bench", "time it: correct first, against a baseline, with a verdict"),
     "sanitize": ("kcoral_magic.tools.sanitize", "look for memory faults and races in its kernels"),
 }
 
@@ -60,6 +64,8 @@ LINES = (
     ("%kcoral ncu [options] script.py ARGS", "the same of a program"),
     ("%kcoral ncu view FILE", "a report that lies here; no gateway is asked"),
     ("%kcoral ncu diff BEFORE AFTER", "what changed from one report to the other"),
+    ("%kcoral sanitize [options] script.py ARGS", "the same of a program; sanitize view FILE reads its XML or text"),
+    ("%kcoral bench log NAME", "every result that was kept as NAME"),
 )
 
 

@@ -19,6 +19,7 @@ from kcoral_magic.tools.job import TIMED_OUT, Done
 from kcoral_magic.tools.ncu import HINT, REPORT, beginning
 
 LOG = "ncu.log"
+WHERE = "under"
 USAGE = "%kcoral ncu [options] script.py ARGS, or ncu view FILE, or ncu diff BEFORE AFTER"
 SETS = ("basic", "detailed", "full", "roofline")
 _NOT_FOUND = 127

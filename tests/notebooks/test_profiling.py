@@ -192,3 +192,65 @@ def test_what_does_not_compile_has_the_compiler_s_words(kernel: Kernel) -> None:
     assert "a kernel was expected" in kernel.run("%%kcoral asm\nint x;").text("stderr")
     triton = "import triton\n@triton.jit\ndef k(x): pass"
     assert "--signature" in kernel.run(f"%%kcoral asm\n{triton}").text("stderr")
+
+
+def test_a_cell_is_timed_with_its_method_and_interval_beside_the_number(kernel: Kernel) -> None:
+    kernel.run("%%kcoral\ndef work(n):\n    return sum(range(n))")
+    cell = kernel.run("%%kcoral bench --check 'result == 499500' --flops 1000 --seconds 1\nwork(1000)")
+    (result,) = cell.of("execute_result")
+    text = result["data"]["text/plain"]
+    assert text.startswith("bench: host clock")
+    assert "FLOP/s" in text
+    assert kernel.run("print(_.verdict, 1e-7 < _.median_s < 1e-2)").text() == "None True\n"
+
+
+def test_a_wrong_result_is_not_timed(kernel: Kernel) -> None:
+    cell = kernel.run("%%kcoral bench --check 'result == 1'\n2")
+    assert cell.ename == "ExpectationFailed"
+    assert "--check result == 1 does not hold: the result is 2" in cell.traceback
+
+
+def test_a_baseline_takes_turns_with_the_candidate_and_gives_a_verdict(kernel: Kernel, folder: Path) -> None:
+    spin = "end = time.perf_counter() + s\n    while time.perf_counter() < end: pass\n    return 1"
+    kernel.run(f"%%kcoral\nimport time\ndef spin(s):\n    {spin}")
+    first = kernel.run("%%kcoral bench --baseline spin_test --seconds 1\nspin(0.002)")
+    assert first.of("execute_result")
+    faster = kernel.run("%%kcoral bench --baseline spin_test --check same --seconds 1\nspin(0.001)")
+    data = faster.of("execute_result")[0]["data"]
+    assert data["application/json"]["verdict"] == "FASTER"
+    assert data["application/json"]["interleaved"] is True
+    assert data["application/json"]["points"][0]["comparison"]["ratio"] == pytest.approx(0.5, abs=0.1)
+    assert "2 kept" in kernel.run("%kcoral bench log spin_test").shown()[0]
+    assert len((folder / ".kcoral" / "bench" / "spin_test.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_function_of_the_session_can_be_the_baseline(kernel: Kernel) -> None:
+    kernel.run("%%kcoral\ndef reference():\n    return sum([n * n for n in range(2000)])")
+    cell = kernel.run(
+        "%%kcoral bench --baseline reference --check same --seconds 1\nsum(n * n for n in range(200)) and 0"
+    )
+    assert "the result is not the baseline's: 0 instead of 2664667000" in cell.traceback
+
+
+def test_a_sweep_has_a_row_for_each_value_and_leaves_the_name_as_it_was(kernel: Kernel) -> None:
+    kernel.run("%%kcoral\nn = 'mine'")
+    cell = kernel.run("%%kcoral bench --sweep n=1000,100000 --seconds 0.5\nsum(range(n))")
+    points = cell.of("execute_result")[0]["data"]["application/json"]["points"]
+    assert [point["at"]["n"] for point in points] == [1000, 100000]
+    assert points[1]["median_s"] > 20 * points[0]["median_s"]
+    assert kernel.run("%%kcoral\nprint(n)").text() == "mine\n"
+
+
+def test_traps_are_told_beside_the_number(kernel: Kernel) -> None:
+    lazy = "if not is_warm:\n        is_warm.append(1); time.sleep(0.2)\n    return float('nan')"
+    kernel.run(f"%%kcoral\nimport time\nis_warm = []\ndef lazy():\n    {lazy}")
+    text = kernel.run("%%kcoral bench --seconds 0.5\nlazy()").of("execute_result")[0]["data"]["text/plain"]
+    assert "warning: the result holds NaN" in text
+    assert "warning: the first call took" in text
+    assert "needs a CUDA GPU and torch" in kernel.run("%%kcoral bench --method event\n1").traceback
+
+
+def test_an_error_in_the_timed_body_is_the_cell_s(kernel: Kernel) -> None:
+    cell = kernel.run("%%kcoral bench\nx = 1\nx / 0")
+    assert cell.ename == "ZeroDivisionError"
+    assert "x / 0" in cell.traceback

@@ -1,0 +1,270 @@
+"""``%%kcoral bench`` and ``kcoral-magic bench``: how long a cell takes, how well that is known, and against what."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kcoral_magic.display.bench import BenchReport
+from kcoral_magic.display.html import Table
+from kcoral_magic.display.quantities import time as spoken
+from kcoral_magic.errors import ExpectationFailed, NotFoundError, RemoteError, UsageError, ValueRefused
+from kcoral_magic.reports import bench as reports
+from kcoral_magic.reports.bench import Bench, Machine, Measured, Reading
+from kcoral_magic.tools import kept
+
+if TYPE_CHECKING:
+    from kcoral_magic.client.exchange import Outgoing
+    from kcoral_magic.client.files import FileSet
+    from kcoral_magic.client.sync import Execution, Session
+
+WHERE = "inside"
+USAGE = "%%kcoral bench [options] over a cell, or %kcoral bench log NAME"
+METHODS = ("cupti", "graph", "event", "host")
+_ASK = "__import__('kcoral_gateway.worker.bench', fromlist=['run']).run"
+_MOST_POINTS = 200
+_MOST_SAMPLES = 50_000
+
+
+# What came before: its source, its machine, and what was measured then.
+Former = tuple[str | None, Machine | None, tuple[Measured, ...]]
+
+
+def add_options(to: argparse.ArgumentParser) -> None:
+    """What a cell and the command line take."""
+    add = to.add_argument
+    add("--name", metavar="NAME", help="keep the result as NAME; --baseline does too")
+    add("--baseline", metavar="NAME", help="against NAME's first result, or a function of the session, in turn with it")
+    add("--method", choices=METHODS, help="the best there is: cupti or event with a GPU, else host")
+    add("--cold", dest="is_cold", action="store_true", default=True, help="flush the L2 cache before each call")
+    add("--warm", dest="is_cold", action="store_false", help="do not; a host's caches are always as they are")
+    add("--check", metavar="EXPRESSION", help="must hold of `result` (and `expected`), or nothing is timed; 'same'")
+    add("--bytes", metavar="EXPRESSION", help="what a call moves, for GB/s")
+    add("--flops", metavar="EXPRESSION", help="what a call computes, for FLOP/s")
+    add("--sweep", action="append", default=[], type=_sweep, metavar="n=256,1024", help="for each value; repeatable")
+    add("--seconds", type=float, default=2.0, metavar="S", help="most for each body and point (2)")
+    add("--judge", metavar="FILE", help="judge the cell's solution() on inputs it cannot know, from outside")
+
+
+def _sweep(text: str) -> tuple[str, list[Any]]:
+    name, _, values = text.partition("=")
+    if not name.strip().isidentifier() or not values.strip():
+        raise argparse.ArgumentTypeError(f"a name and values as in n=256,1024; got {text!r}")
+    try:
+        made = ast.literal_eval(f"[{values}]")
+    except (ValueError, SyntaxError):
+        made = [word.strip() for word in values.split(",")]
+    return name.strip(), made
+
+
+def reads(options: argparse.Namespace) -> str:
+    """Code beside the cell's whose names go along: of the expressions, and the baseline's."""
+    source = baseline_of(options)[0]
+    return "\n".join(part for part in (source, options.check, options.bytes, options.flops) if part and part != "same")
+
+
+def start(
+    session: Session,
+    cell: str,
+    options: argparse.Namespace,
+    out: Outgoing | None = None,
+    files: FileSet | None = None,
+) -> Execution:
+    """Have it timed in the session, where its names are.
+
+    Raises:
+        UsageError: The sweep has too many points.
+    """
+    sweep = dict(options.sweep)
+    points = 1
+    for values in sweep.values():
+        points *= len(values)
+    if points > _MOST_POINTS:
+        raise UsageError(f"the sweep has {points:,} points, at most {_MOST_POINTS} are timed")
+    order = {
+        "source": cell,
+        "baseline": baseline_of(options)[0],
+        "method": options.method or "auto",
+        "is_cold": options.is_cold,
+        "check": options.check,
+        "bytes_of": options.bytes,
+        "flops_of": options.flops,
+        "sweep": sweep,
+        "seconds": options.seconds,
+    }
+    source = order.pop("source")
+    arguments = ", ".join(f"{name}={value!r}" for name, value in order.items())
+    return session.execute(
+        "# bench\n__kcoral_timed = " + f"{_ASK}({source!r}, {arguments})",
+        wants=[("timed", "__kcoral_timed")],
+        out=out,
+        files=files,
+        timeout_s=options.timeout,
+        queue_timeout_s=options.queue_timeout,
+    )
+
+
+def baseline_of(options: argparse.Namespace) -> Former:
+    """What a candidate is run against: the source of NAME's first result, its machine and samples; or NAME itself."""
+    name = options.baseline
+    if not name:
+        return None, None, ()
+    lines = _lines(name)
+    if not lines:
+        return (name if name.isidentifier() else None), None, ()
+    return reports.recalled(lines[0])
+
+
+def read(said: Any, options: argparse.Namespace, source: str, former: Former) -> BenchReport:
+    """What a worker measured, as far as it is that; kept under its name.
+
+    Raises:
+        ValueRefused: It is something else.
+    """
+    try:
+        points = said["points"]
+        candidate = tuple(_measured(point["candidate"]) for point in points)
+        baseline = tuple(_measured(point["baseline"]) for point in points if "baseline" in point)
+        machine = _machine(said)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueRefused(f"the worker sent no measurements ({type(error).__name__}: {error!s:.100})") from None
+    if not candidate:
+        raise ValueRefused("the worker measured nothing")
+    is_interleaved = len(baseline) == len(candidate)
+    made = Bench(
+        name=options.name or options.baseline or "",
+        candidate=candidate,
+        machine=machine,
+        baseline=baseline if is_interleaved else former[2],
+        baseline_name=options.baseline or "",
+        is_interleaved=is_interleaved,
+        time_s=time.time(),
+        source=source,
+        made_on=None if is_interleaved else former[1],
+    )
+    if made.name:
+        _keep(made.name, made)
+    return BenchReport(made)
+
+
+def _measured(said: Mapping[str, Any]) -> Measured:
+    samples = tuple(float(sample) for sample in said["samples"][:_MOST_SAMPLES])
+    if not samples or not all(0 <= sample < 1e6 for sample in samples) or said["method"] not in METHODS:
+        raise ValueError("no samples, or no times")
+    return Measured(
+        method=said["method"],
+        samples=samples,
+        is_cold=said["is_cold"] is True,
+        first_s=_number(said.get("first_s")),
+        host_s=_number(said.get("host_s")),
+        flush_bytes=said["flush_bytes"] if isinstance(said.get("flush_bytes"), int) else None,
+        kernels=said["kernels"] if isinstance(said.get("kernels"), int) else None,
+        has_nan=said.get("has_nan") is True,
+        is_stopped=said.get("is_stopped") is True,
+        bytes=_number(said.get("bytes")),
+        flops=_number(said.get("flops")),
+        at={str(name)[:60]: value for name, value in dict(said.get("at", {})).items()},
+        readings=tuple(map(_reading, said.get("readings", ())[:10])),
+    )
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and value == value and abs(value) < 1e300 else None
+
+
+def _reading(said: Mapping[str, Any]) -> Reading:
+    return Reading(
+        _number(said.get("sm_hz")),
+        _number(said.get("temperature_c")),
+        _number(said.get("power_w")),
+        tuple(str(one)[:40] for one in said.get("throttled", ())[:10]),
+    )
+
+
+def _machine(said: Mapping[str, Any]) -> Machine:
+    found = said["machine"]
+    texts = {name: str(found.get(name, ""))[:200] for name in ("gpu", "driver", "cuda", "torch", "cpu", "clock_policy")}
+    l2 = found.get("l2_bytes")
+    return Machine(
+        **texts, l2_bytes=l2 if isinstance(l2, int) else None, peak_byte_per_s=_number(found.get("peak_byte_per_s"))
+    )
+
+
+# ── kept ──
+
+
+def _place(name: str) -> Any:
+    kept.baseline(name, "")  # whether it is a name
+    return kept.FOLDER / "bench" / f"{name}.jsonl"
+
+
+def _lines(name: str) -> list[dict[str, Any]]:
+    place = _place(name)
+    if not place.is_file():
+        return []
+    try:
+        return [json.loads(line) for line in place.read_text("utf-8").splitlines() if line.strip()]
+    except (ValueError, OSError) as error:
+        raise UsageError(f"{place} cannot be read: {error}; move it away to begin anew") from None
+
+
+def _keep(name: str, bench: Bench) -> None:
+    place = _place(name)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with open(place, "a", encoding="utf-8") as file:
+        file.write(json.dumps(reports.record(bench)) + "\n")
+
+
+def log(name: str) -> Table:
+    """Every result that was kept as ``name``.
+
+    Raises:
+        NotFoundError: There is none.
+    """
+    lines = _lines(name)
+    if not lines:
+        raise NotFoundError(f"nothing was kept as {name!r}: %%kcoral bench --name {name} does")
+    rows = []
+    first: float | None = None
+    for line in lines:
+        _, machine, points = reports.recalled(line)
+        middle = points[0].summary.median
+        first = first if first is not None else middle
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(line.get("time_s", 0))))
+        ratio = f"{middle / first:.3f}" if first else "–"
+        rows.append((when, spoken(middle), ratio, points[0].method, machine.gpu or machine.cpu))
+    return Table(
+        f"bench {name}: {len(lines)} kept", ("when", "time", "to the first", "method", "on"), tuple(rows), data=lines
+    )
+
+
+def offline(given: list[str]) -> Table:
+    """``bench log NAME``.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    match given:
+        case ["log", name]:
+            return log(name)
+    raise UsageError(USAGE)
+
+
+def ended(execution: Execution, cell: str, options: argparse.Namespace) -> BenchReport:
+    """What was measured.
+
+    Raises:
+        ExpectationFailed: The check did not hold: nothing was timed.
+        Exception: What the cell raised.
+    """
+    try:
+        said = execution.result().values.get("timed")
+    except RemoteError as error:
+        if error.ename == "NotRight":
+            raise ExpectationFailed(error.evalue) from None
+        raise
+    return read(said, options, cell, baseline_of(options))
