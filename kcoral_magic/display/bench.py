@@ -9,7 +9,7 @@ from kcoral_magic.display import svg
 from kcoral_magic.display.markup import beside, colored, faint, grid, note
 from kcoral_magic.display.quantities import quantity, scaled, time
 from kcoral_magic.reports.bench import Bench, Measured
-from kcoral_magic.reports.statistics import Comparison, quantile
+from kcoral_magic.reports.statistics import Comparison, Summary, quantile
 
 if TYPE_CHECKING:
     import pandas
@@ -121,6 +121,53 @@ class BenchReport:
                 cells.append(colored(compared.verdict, _COLORS[compared.verdict]) if compared else "")
             rows.append(cells)
         return grid([escape(head) for head in heads], rows, right=range(len(names), len(heads) - has_baseline))
+
+
+class JudgeReport:
+    """What a judge says of a solution: its verdict, why, and how long a call takes by the judge's clock."""
+
+    def __init__(
+        self, verdict: str, reasons: tuple[str, ...], samples: tuple[float, ...], reference_s: float | None
+    ) -> None:
+        self.verdict = verdict
+        self.reasons = reasons
+        self.samples = samples
+        self.reference_s = reference_s
+
+    @property
+    def median_s(self) -> float | None:
+        """Seconds of a call; none of a solution that was not timed."""
+        return Summary.of(self.samples).median if self.samples else None
+
+    def json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "schema": "kcoral.judge/1",
+            "verdict": self.verdict,
+            "reasons": list(self.reasons),
+            "median_s": self.median_s,
+            "reference_s": self.reference_s,
+            "rounds": len(self.samples),
+        }
+
+    def _said(self) -> str:
+        parts = []
+        if self.samples:
+            summary = Summary.of(self.samples)
+            spread = f"±{summary.width:.1%} a call, on fresh inputs in {summary.count} rounds"
+            parts.append(f"{time(summary.median)} {spread}")
+        if self.reference_s and self.samples:
+            parts.append(f"the reference takes {time(self.reference_s)}")
+        return "; ".join(parts)
+
+    def __repr__(self) -> str:
+        return "\n".join([f"judge: {self.verdict} {self._said()}".rstrip(), *(f"  {text}" for text in self.reasons)])
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        color = svg.GREEN if self.verdict == "RIGHT" else svg.RED
+        reasons = "".join(f"<div>{escape(text)}</div>" for text in self.reasons)
+        html = f"<div>{colored(self.verdict, color)} {escape(self._said())}{reasons}</div>"
+        return {"text/plain": repr(self), "text/html": html, "application/json": self.json()}
 
 
 def _method(measured: Measured) -> str:

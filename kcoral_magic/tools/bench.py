@@ -7,15 +7,17 @@ import ast
 import json
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kcoral_magic.display.bench import BenchReport
+from kcoral_magic.display.bench import BenchReport, JudgeReport
 from kcoral_magic.display.html import Table
 from kcoral_magic.display.quantities import time as spoken
 from kcoral_magic.errors import ExpectationFailed, NotFoundError, RemoteError, UsageError, ValueRefused
 from kcoral_magic.reports import bench as reports
 from kcoral_magic.reports.bench import Bench, Machine, Measured, Reading
 from kcoral_magic.tools import kept
+from kcoral_magic.tools.family import Shown
 
 if TYPE_CHECKING:
     from kcoral_magic.client.exchange import Outgoing
@@ -79,6 +81,8 @@ def start(
     Raises:
         UsageError: The sweep has too many points.
     """
+    if options.judge:
+        return _judged(session, cell, options)
     sweep = dict(options.sweep)
     points = 1
     for values in sweep.values():
@@ -106,6 +110,35 @@ def start(
         timeout_s=options.timeout,
         queue_timeout_s=options.queue_timeout,
     )
+
+
+def _judged(session: Session, cell: str, options: argparse.Namespace) -> Execution:
+    """In a fresh worker on the session's GPUs: the candidate shares nothing with anybody."""
+    try:
+        rules = Path(options.judge).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--judge {options.judge}: {error}") from None
+    call = f"run(__kcoral_solution, __kcoral_rules, {options.seconds!r})"
+    return session.execute(
+        f"# bench --judge\n__kcoral_timed = __import__('kcoral_gateway.worker.judge', fromlist=['run']).{call}",
+        send={"__kcoral_solution": cell, "__kcoral_rules": rules},
+        wants=[("timed", "__kcoral_timed")],
+        is_fresh=True,
+        timeout_s=options.timeout,
+        queue_timeout_s=options.queue_timeout,
+    )
+
+
+def _verdict(said: Any) -> Shown:
+    """What the judge found; anything but RIGHT fails the cell."""
+    verdicts = ("RIGHT", "WRONG", "SUSPECT", "FAILED")
+    if not isinstance(said, dict) or said.get("verdict") not in verdicts:
+        raise ValueRefused("the worker sent no judgement")
+    samples = tuple(float(one) for one in said.get("samples", ())[:_MOST_SAMPLES] if _number(one) is not None)
+    reasons = tuple(str(one)[:2000] for one in said.get("reasons", ())[:20])
+    made = JudgeReport(said["verdict"], reasons, samples, _number(said.get("reference_s")))
+    failed = None if made.verdict == "RIGHT" else ExpectationFailed(f"{made.verdict}: {'; '.join(reasons)}")
+    return Shown(made, failed)
 
 
 def baseline_of(options: argparse.Namespace) -> Former:
@@ -254,7 +287,7 @@ def offline(given: list[str]) -> Table:
     raise UsageError(USAGE)
 
 
-def ended(execution: Execution, cell: str, options: argparse.Namespace) -> BenchReport:
+def ended(execution: Execution, cell: str, options: argparse.Namespace) -> BenchReport | Shown:
     """What was measured.
 
     Raises:
@@ -267,4 +300,4 @@ def ended(execution: Execution, cell: str, options: argparse.Namespace) -> Bench
         if error.ename == "NotRight":
             raise ExpectationFailed(error.evalue) from None
         raise
-    return read(said, options, cell, baseline_of(options))
+    return _verdict(said) if options.judge else read(said, options, cell, baseline_of(options))

@@ -254,3 +254,58 @@ def test_an_error_in_the_timed_body_is_the_cell_s(kernel: Kernel) -> None:
     cell = kernel.run("%%kcoral bench\nx = 1\nx / 0")
     assert cell.ename == "ZeroDivisionError"
     assert "x / 0" in cell.traceback
+
+
+JUDGE = """
+import numpy as np
+
+peak_byte_per_s = 100e9
+
+
+def inputs(rng):
+    return (np.frombuffer(rng.randbytes(80_000), np.uint8).astype(np.float64),)
+
+
+def reference(x):
+    return np.sort(x)
+
+
+def bytes(x):
+    return 2 * x.nbytes
+"""
+CHEATS = {
+    "right": ("import numpy as np\ndef solution(x): return np.sort(x)", "RIGHT", "a call"),
+    "wrong": ("def solution(x): return x", "WRONG", "instead of"),
+    "replays": (
+        "import numpy as np\nlast = []\ndef solution(x):\n    last.append(np.sort(x))\n    return last[0]",
+        "WRONG",
+        "an earlier call's result: it was replayed",
+    ),
+    "patches the timer": (
+        "import time, numpy as np\ntime.perf_counter = lambda: 0.0\n"
+        "def solution(x):\n    time.sleep(0.003)\n    return np.sort(x)",
+        "SUSPECT",
+        "a timer was patched",
+    ),
+    "raises": ("def solution(x): return x.nosuch", "FAILED", "no attribute 'nosuch'"),
+    "defines nothing": ("x = 1", "FAILED", "must define solution"),
+    "exits": ("import os\ndef solution(x): os._exit(0)", "FAILED", "went away"),
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_a_judge_sees_through_a_solution(kernel: Kernel, folder: Path, cheat: str) -> None:
+    (folder / "rules.py").write_text(JUDGE)
+    source, verdict, words = CHEATS[cheat]
+    cell = kernel.run(f"%%kcoral bench --judge rules.py --seconds 1\n{source}", seconds=90)
+    shown = next(text for text in cell.shown() if text.startswith("judge: "))
+    assert shown.startswith(f"judge: {verdict}")
+    assert words in shown
+    assert bool(cell.of("error")) == (verdict != "RIGHT")
+
+
+def test_a_time_below_the_roofline_is_suspect(kernel: Kernel, folder: Path) -> None:
+    (folder / "rules.py").write_text(JUDGE.replace("100e9", "1e3"))
+    cell = kernel.run("%%kcoral bench --judge rules.py --seconds 1\nimport numpy as np\nsolution = np.sort", seconds=90)
+    assert "SUSPECT" in cell.traceback
+    assert "below the roofline: bytes alone take" in cell.traceback
