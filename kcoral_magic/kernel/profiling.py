@@ -65,6 +65,7 @@ class Profiling:
         if out is not None and (problem := capture.refused(out)) is not None:
             raise problem
         session = client.session(name, gpus=options.gpus, python=options.python)
+        options.place = magics.cells.place(cell)
         execution = tool.start(session, cell, options, out, files)
         says = None if out is None else capture.lines(out)
         self._relayed(execution, name, surface, says, is_failing=False)

@@ -56,6 +56,8 @@ TOOLS = {
     "ncu": ("kcoral_magic.tools.ncu_report", "profile the kernels of this cell, and show the report"),
     "asm": ("kcoral_magic.tools.asm", "CUDA C++ or a Triton kernel: source, PTX, SASS and what it uses; no GPU needed"),
     "bench": ("kcoral_magic.tools.bench", "time it: correct first, against a baseline, with a verdict"),
+    "iket": ("kcoral_magic.tools.iket_report", "events inside its kernels (CUTLASS's run-iket), as ranges and lanes"),
+    "profile": ("kcoral_magic.tools.torch_profile", "torch.profiler around it, in the session as it is"),
     "sanitize": ("kcoral_magic.tools.sanitize", "look for memory faults and races in its kernels"),
 }
 

@@ -309,3 +309,26 @@ def test_a_time_below_the_roofline_is_suspect(kernel: Kernel, folder: Path) -> N
     cell = kernel.run("%%kcoral bench --judge rules.py --seconds 1\nimport numpy as np\nsolution = np.sort", seconds=90)
     assert "SUSPECT" in cell.traceback
     assert "below the roofline: bytes alone take" in cell.traceback
+
+
+def test_events_inside_kernels_are_ranges_and_lanes_and_the_trace_is_kept(kernel: Kernel, folder: Path) -> None:
+    cell = kernel.run(f"%%kcoral iket\n{LAUNCH}launch('gemm')")
+    data = cell.of("execute_result")[0]["data"]
+    assert "mma" in data["text/plain"]
+    assert "<svg" in data["text/html"]
+    assert list((folder / ".kcoral" / "reports").glob("iket-*.pftrace"))
+    assert "no event was traced" in kernel.run("%%kcoral iket\npass").traceback
+
+
+def test_torch_s_profiler_runs_in_the_session_as_it_is(kernel: Kernel, folder: Path) -> None:
+    pytest.importorskip("torch")
+    kernel.run("%%kcoral\nimport torch\na = torch.ones(64, 64)", seconds=90)
+    cell = kernel.run("%%kcoral profile\nb = a @ a\nprint('done')", seconds=90)
+    assert cell.text() == "done\n"
+    data = cell.of("execute_result")[0]["data"]
+    assert "aten::mm" in data["text/plain"]
+    assert "no kernel ran" in data["text/plain"]
+    assert any(row["name"] == "aten::mm" for row in data["application/json"]["operators"])
+    assert list((folder / ".kcoral" / "reports").glob("torch-*.json.gz"))
+    assert kernel.run("%%kcoral\nprint(b.shape[0])").text() == "64\n"
+    assert kernel.run("%%kcoral profile\nb / 0\n1 / 0", seconds=60).ename == "ZeroDivisionError"

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PROGRAMS = {"ncu": "ncu", "compute-sanitizer": "sanitizer"}
+PROGRAMS = {"ncu": "ncu", "compute-sanitizer": "sanitizer", "run-iket": "iket"}
 
 
 def make(folder: Path) -> Path:
