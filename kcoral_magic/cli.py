@@ -1,4 +1,4 @@
-"""``kcoral-magic run|status|sessions|jobs|records|cache|connect``: parse, call, print.
+"""``kcoral-magic run|status|sessions|jobs|records|cache|connect|ncu|asm|…``: parse, call, print.
 
 What is loaded is what a command needs: most of the time that ``run`` takes on a near gateway is Python's own start.
 """
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from kcoral_magic.client.sync import Client
 
 _INTERRUPTED = 130
+_FAMILY = {
+    "ncu": "profile a program's kernels; ncu view FILE and ncu diff A B read reports here",
+    "sanitize": "look for memory faults and races in a program's kernels",
+    "iket": "events inside a program's kernels",
+    "asm": "a kernel's source as PTX and machine code for any GPU, without one",
+    "bench": "time a file's code: against a baseline, with a verdict",
+}
 _SCHEMA = 1  # of the JSON documents: a field's meaning never changes within a number
 
 
@@ -41,6 +48,8 @@ def parser() -> argparse.ArgumentParser:
         )
         _add_run(made)
         made.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
+    for name, text in _FAMILY.items():  # each has a parser of its own
+        commands.add_parser(name, help=text, add_help=False)
     for name, text in (
         ("status", "the gateway, its GPUs, your sessions"),
         ("sessions", "your sessions"),
@@ -92,8 +101,13 @@ def _add_connection(to: argparse.ArgumentParser) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The ``kcoral-magic`` program; ``run`` exits with the status of what ran."""
-    options = parser().parse_args(_separated(sys.argv[1:] if arguments is None else arguments))
+    words = sys.argv[1:] if arguments is None else arguments
     try:
+        if words[:1] and words[0] in _FAMILY:
+            from kcoral_magic.tools import commands
+
+            sys.exit(commands.main(words[0], words[1:]))
+        options = parser().parse_args(_separated(words))
         match options.command:
             case "connect":
                 _connect(options)

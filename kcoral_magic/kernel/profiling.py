@@ -146,6 +146,8 @@ class Profiling:
             Exception: It could not run, or there is nothing to show.
         """
         tool = family.find(name)
+        if tool.WHERE != "under":
+            raise UsageError(tool.USAGE)
         parser = Parser(f"%kcoral {name}")
         arguments.add_run_options(parser, has_out=False)
         tool.add_options(parser)
@@ -156,7 +158,7 @@ class Profiling:
             raise UsageError(f"{tool.USAGE}; got no program")
         if program[0].endswith(".py"):
             program = ["python", *program]
-        options.tool, options.words = name, [*tool.words(options), *program]
+        options.tool, options.words = tool.RUN, [*tool.words(options), *program]
         options.fetch, options.out, options.overwrite = [], ".", False
         ask = job.Ask.of(options, session=options.session or "", reads_input=False)
         surface = surface_for(self._magics.shell)

@@ -29,6 +29,8 @@ class CellTool(Protocol):
     USAGE: str
     WHERE: Literal["under", "inside", "apart"]  # in a process under it, in the session as it is, or without one
 
+    RUN: str  # of one that is ``under``: the tool that ``run`` knows, for programs
+
     # Of one that is not ``under``: ``start`` and ``ended``, and ``reads`` of one that is ``inside``.
 
     def add_options(self, to: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ from kcoral_magic.tools.iket import HINT
 from kcoral_magic.tools.job import Done
 
 WHERE = "under"
+RUN = "iket"
 USAGE = "%kcoral iket [options] script.py ARGS, or iket view FILE.json"
 _NOT_FOUND = 127
 

@@ -20,6 +20,7 @@ from kcoral_magic.tools.ncu import HINT, REPORT, beginning
 
 LOG = "ncu.log"
 WHERE = "under"
+RUN = "ncu"
 USAGE = "%kcoral ncu [options] script.py ARGS, or ncu view FILE, or ncu diff BEFORE AFTER"
 SETS = ("basic", "detailed", "full", "roofline")
 _NOT_FOUND = 127

@@ -17,6 +17,7 @@ from kcoral_magic.tools.family import Shown
 from kcoral_magic.tools.job import Done
 
 WHERE = "under"
+RUN = "compute-sanitizer"
 USAGE = "%kcoral sanitize [options] script.py ARGS, or sanitize view FILE"
 XML, LOG = "sanitizer.xml", "sanitizer.log"
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
