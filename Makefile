@@ -28,7 +28,7 @@ test: check $(VENV)/.kcoral
 	$(BIN)/pytest tests/integration tests/attacks tests/notebooks tests/kcoral tests/conformance
 
 bench: $(VENV)/.test $(VENV)/.kcoral
-	@failed=0; for each in cells values kcoral; do $(BIN)/python -m benchmarks.$$each || failed=1; done; exit $$failed
+	@failed=0; for each in cells values kcoral reports; do $(BIN)/python -m benchmarks.$$each || failed=1; done; exit $$failed
 
 # On a machine with a GPU and no network: its own python3 and torch, and the wheels of gpu-wheels. Elsewhere it skips.
 gpu-check:

@@ -133,12 +133,12 @@ class Report:
         devices = dict.fromkeys(kernel.device for kernel in self.profile if kernel.device)
         return " · ".join([named, *([quantity(total, "ns")] if total else []), *devices])
 
-    def html(self) -> str:
-        """The table of kernels, and the views of the heaviest, within 1 MB."""
+    def html(self, pages: int = _PAGES) -> str:
+        """The table of kernels, and the views of the heaviest ``pages``, within 1 MB."""
         parts = [self._head(), self._table()]
         room = _MOST_HTML - sum(map(len, parts))
         order = self.profile.heaviest()
-        for place, kernel in enumerate(order[:_PAGES]):
+        for place, kernel in enumerate(order[:pages]):
             page = kernel_page.page(kernel, self.listings.get(kernel.mangled))
             if len(page) > room:
                 break

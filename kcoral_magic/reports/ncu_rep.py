@@ -166,14 +166,18 @@ class _Reader:
                 case 5:
                     sm = a
                 case 9:
-                    name, address = "", 0
-                    for inner, c, d in inside(data, a, b):
-                        if inner == 1:
-                            name = text(data, c, d)
-                        elif inner == 2:
-                            address = c
-                    functions.append((name, address))
+                    functions += [self._function(c, d) for inner, c, d in inside(data, a, b) if inner == 1]
         self._codes[identifier] = Code(cubin, tuple(functions), sm)
+
+    def _function(self, start: int, end: int) -> tuple[str, int]:
+        """A function's mangled name, and where it was loaded."""
+        name, address = "", 0
+        for key, a, b in inside(self._data, start, end):
+            if key == 1:
+                name = text(self._data, a, b)
+            elif key == 2:
+                address = a
+        return name, address
 
     def _kernel(self, index: int, start: int, end: int, process: str) -> Kernel:
         data = self._data

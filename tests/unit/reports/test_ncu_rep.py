@@ -174,3 +174,9 @@ def test_a_redacted_report_names_no_host_process_or_path_and_is_read_as_before(t
     assert before[0].metrics == after[0].metrics
     assert before.origin.host == "secret-host"
     assert b"someuser" not in ncu_rep.redact(sample("indexspaces.ncu-rep"))
+
+
+def test_functions_of_the_machine_code_lie_where_their_counters_begin() -> None:
+    for kernel in ncu_rep.read(sample("indexspaces.ncu-rep")):
+        assert kernel.code is not None
+        assert dict(kernel.code.functions)[kernel.mangled] == min(kernel["inst_executed"].keys)  # type: ignore[type-var]
