@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from tests.notebooks.kernels import Kernel
 from tests.standins.__main__ import make
@@ -332,3 +335,20 @@ def test_torch_s_profiler_runs_in_the_session_as_it_is(kernel: Kernel, folder: P
     assert list((folder / ".kcoral" / "reports").glob("torch-*.json.gz"))
     assert kernel.run("%%kcoral\nprint(b.shape[0])").text() == "64\n"
     assert kernel.run("%%kcoral profile\nb / 0\n1 / 0", seconds=60).ename == "ZeroDivisionError"
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on this machine")
+def test_the_profiling_notebook_runs_as_it_is_shipped(
+    gateway: GatewayProcess, token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebooks = STANDIN.parent
+    shutil.copytree(notebooks, tmp_path / "notebooks")
+    notebook = nbformat.read(notebooks / "profiling.ipynb", as_version=4)
+    monkeypatch.setenv("KCORAL_MAGIC_URL", gateway.url)
+    monkeypatch.setenv("KCORAL_MAGIC_TOKEN", token)
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path / "notebooks")}}).execute()
+    shown = "".join(str(cell.outputs) for cell in notebook.cells if cell.cell_type == "code")
+    for words in ("Roofline", "-22.8 % better", "2 launched, 2 captured", "FaultsFound", "sm_90a", "FASTER", "1 kept"):
+        assert words in shown
+    if folder := os.environ.get("KCORAL_KEEP"):
+        nbformat.write(notebook, Path(folder) / "profiling.ipynb")
