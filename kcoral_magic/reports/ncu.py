@@ -15,6 +15,7 @@ from typing import Literal
 from kcoral_magic.errors import NotFoundError
 
 DURATION = "gpu__time_duration.sum"
+MOST_KERNELS = 1 << 16  # of a report: one takes a kilobyte even where the file has four bytes for it
 Value = int | float | str
 Speedup = tuple[Literal["global", "local"], float]
 RuleKind = Literal["none", "ok", "optimization", "warning", "error"]

@@ -9,6 +9,7 @@ A file comes from anywhere, so no length in it is believed, and what it may make
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from array import array
@@ -17,7 +18,19 @@ from dataclasses import replace
 
 from kcoral_magic.errors import ReportInvalid
 from kcoral_magic.reports.fields import fields, inside, number, text
-from kcoral_magic.reports.ncu import Code, Focus, Kernel, Metric, Origin, Profile, Rule, RuleKind, Speedup, Value
+from kcoral_magic.reports.ncu import (
+    MOST_KERNELS,
+    Code,
+    Focus,
+    Kernel,
+    Metric,
+    Origin,
+    Profile,
+    Rule,
+    RuleKind,
+    Speedup,
+    Value,
+)
 from kcoral_magic.reports.sections import section
 from kcoral_magic.reports.units import unit_of
 
@@ -25,6 +38,8 @@ MAGIC, ZSTD = b"NVR\0", b"\x28\xb5\x2f\xfd"
 VERSION = 7
 MOST_BYTES = 512 * 1024 * 1024
 _MOST_METRICS = 4_000_000  # of a file: thousands of kernels with all sections
+_MOST_PARTS = 4096  # sections and rules of a kernel: NVIDIA has some 30 of each
+_MOST_DEPTH = 16  # of messages in one another: they are 10 deep
 _U32 = struct.Struct("<I")
 _DOUBLE = struct.Struct("<d")
 _KINDS: tuple[RuleKind, ...] = ("none", "ok", "warning", "error", "optimization")
@@ -89,7 +104,9 @@ def _blocks(data: bytes) -> tuple[list[_Block], list[str]]:
         raise ReportInvalid(
             f"the report is of version {version}; {VERSION} is read, as Nsight Compute 2020.3 and later write it"
         )
-    blocks, strings, at = [], [], end
+    blocks: list[_Block] = []
+    strings: list[str] = []
+    at, entries = end, 0
     while at < len(data):
         start, end = _sized(data, at, len(data))
         block, sources, results, size = _Block(), 0, 0, 0
@@ -114,6 +131,9 @@ def _blocks(data: bytes) -> tuple[list[_Block], list[str]]:
         stop = at + size
         if sources + results > size // 4:
             raise ReportInvalid(f"the report is damaged: {sources + results:,} entries in a block of {size:,} bytes")
+        entries += sources + results
+        if entries > MOST_KERNELS or len(blocks) >= MOST_KERNELS:
+            raise ReportInvalid(f"the report has more than the {MOST_KERNELS:,} kernels and blocks that are read")
         for place in range(sources + results):
             start, at = _sized(data, at, stop)
             (block.sources if place < sources else block.results).append((start, at))
@@ -161,7 +181,7 @@ class _Reader:
             match key:
                 case 1:
                     identifier = a
-                case 4:
+                case 4 if b >= 0:  # a number here would be a slice to the file's end
                     cubin = data[a:b]
                 case 5:
                     sm = a
@@ -195,6 +215,8 @@ class _Reader:
                 sections.append((a, b))
             elif key == 19:
                 rules += _rules(data, a, b)
+                if len(rules) > _MOST_PARTS:
+                    raise ReportInvalid(f"the report is damaged: a kernel with more than {_MOST_PARTS:,} rules")
             elif key in names:
                 names[key] = text(data, a, b)
             elif key in shapes:
@@ -208,6 +230,8 @@ class _Reader:
         self._metrics += len(metrics)
         if self._metrics > _MOST_METRICS:
             raise ReportInvalid(f"the report has more than the {_MOST_METRICS:,} metrics that are read")
+        if len(sections) > _MOST_PARTS:
+            raise ReportInvalid(f"the report is damaged: a kernel with {len(sections):,} sections")
         signature = names[7] or names[6] or names[5]
         return Kernel(
             index=index,
@@ -285,27 +309,53 @@ def redact(data: bytes) -> bytes:
     made = bytearray(data)
     for start, end in _private(data):
         made[start:end] = b"x" * (end - start)
-    return _PATH.sub(lambda found: b"x" * len(found[0]), bytes(made))
+    return bytes(made)
 
 
 def _private(data: bytes) -> Iterator[tuple[int, int]]:
-    """Where those texts lie."""
+    """Where those texts lie. Only texts and code are looked at: a length of 47 is a slash, too."""
     at = _sized(data, 4, len(data))[1]
     while at < len(data):
         start, end = _sized(data, at, len(data))
-        size = 0
+        yield from _paths(data, start, end)
+        size, counts = 0, {1: 0, 2: 0}
         for key, a, b in fields(data, start, end):
             if key == 5:
                 size = a
+            elif key in counts:
+                counts[key] = a
             elif key == 6:
                 yield from ((c, d) for part, c, d in inside(data, a, b) if part in (2, 3) and d >= 0)
             elif key == 3:
                 for part, c, d in inside(data, a, b):
                     if part == 3 and d >= 0:
                         yield from ((e, f) for label, e, f in inside(data, c, d) if label in _SYSTEM and f >= 0)
-        at = end + size
+        at, stop = end, end + size
+        for _ in range(sum(counts.values())):
+            start, at = _sized(data, at, stop)
+            yield from _paths(data, start, at)
+        yield from (found.span() for found in _PATH.finditer(data, at, stop))
+        at = stop
 
 
+def _paths(data: bytes, at: int, end: int, depth: int = 0) -> Iterator[tuple[int, int]]:
+    """The paths in the fields of a message, however deep; ``data[at:end]`` itself may be a text or code."""
+    if _PATH.search(data, at, end) is None:
+        return
+    parts: list[tuple[int, int, int]] = []
+    if depth < _MOST_DEPTH and _TEXT.fullmatch(data, at, end) is None:
+        try:
+            parts = fields(data, at, end)
+        except ReportInvalid:
+            pass
+    if not parts:
+        yield from (found.span() for found in _PATH.finditer(data, at, end))
+    for _, a, b in parts:
+        if b > a:
+            yield from _paths(data, a, b, depth + 1)
+
+
+_TEXT = re.compile(rb"[^\x00-\x1f]*")  # messages have numbers of fields, which are small
 _PATH = re.compile(rb"(?:/[\w.@+ -]{1,100}){2,40}|[A-Z]:\\[\w.@+\\ -]{3,300}")
 _SYSTEM = {1: "OS", 2: "build", 3: "CPU", 4: "architecture", 5: "host"}
 
@@ -398,7 +448,7 @@ def _speedup(data: bytes, a: int, b: int) -> Speedup | None:
             is_global = c == 1
         elif key == 2:
             percent = number(data, c, d)
-    return None if percent is None or percent != percent else ("global" if is_global else "local", percent)
+    return None if percent is None or not math.isfinite(percent) else ("global" if is_global else "local", percent)
 
 
 def _focus(data: bytes, a: int, b: int) -> Focus:

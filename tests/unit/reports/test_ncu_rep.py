@@ -11,9 +11,9 @@ import pytest
 
 from kcoral_magic.errors import NotFoundError, ReportInvalid
 from kcoral_magic.reports import ncu_rep
-from kcoral_magic.reports.ncu import Kernel
+from kcoral_magic.reports.ncu import MOST_KERNELS, Kernel
 from tests.standins.kernels import saxpy
-from tests.standins.ncu_writer import Launch, Writer, data, number
+from tests.standins.ncu_writer import Launch, Writer, data, number, rule
 from tests.unit.reports.samples import FOLDER, NAMES, sample
 
 REPORT = Writer().report([saxpy(), saxpy(9_876.0, name="scale")])
@@ -180,3 +180,31 @@ def test_functions_of_the_machine_code_lie_where_their_counters_begin() -> None:
     for kernel in ncu_rep.read(sample("indexspaces.ncu-rep")):
         assert kernel.code is not None
         assert dict(kernel.code.functions)[kernel.mangled] == min(kernel["inst_executed"].keys)  # type: ignore[type-var]
+
+
+def test_what_has_four_bytes_in_a_file_and_a_kilobyte_here_has_a_limit() -> None:
+    start = Writer().report([])
+    for much in (bytes(4 * MOST_KERNELS + 4), Writer()._block(bytes(4 * MOST_KERNELS + 4), results=MOST_KERNELS + 1)):
+        with pytest.raises(ReportInvalid, match=r"more than the 65,536 kernels"):
+            ncu_rep.read(start + much)
+
+
+def test_code_that_is_a_number_is_not_the_rest_of_the_file() -> None:
+    writer = Writer()
+    code = writer._block(writer._sized(number(1, 1) + number(4, 0)), sources=1)
+    report = writer.report([]) + code + writer.report([Launch("k", {"a": 1})])[len(writer.report([])) :]
+    kernel = ncu_rep.read(report)[0]
+    assert kernel.code is not None
+    assert kernel.code.cubin == b""
+
+
+def test_a_speedup_without_bounds_is_none() -> None:
+    endless = rule("r", "n", "s", "text", speedup=(1, float("inf")))
+    assert ncu_rep.read(Writer().report([Launch("k", {"a": 1}, rules=[endless])]))[0].rules[0].speedup is None
+
+
+def test_a_redacted_report_keeps_its_lengths_also_where_one_is_a_slash() -> None:
+    """47 is ``/``: a text of that length which has another slash looked like a path that begins with its length."""
+    text = "L1/TEX cache is busy".ljust(ord("/"), "x")
+    redacted = ncu_rep.redact(Writer().report([Launch("k", {"a": 1}, rules=[rule("r", "n", "s", text)])]))
+    assert ncu_rep.read(redacted)[0].rules[0].text == text
