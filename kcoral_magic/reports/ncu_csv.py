@@ -14,7 +14,18 @@ from collections.abc import Iterable, Iterator
 
 from kcoral_magic.errors import ReportInvalid
 from kcoral_magic.reports.labels import METRICS
-from kcoral_magic.reports.ncu import Kernel, Metric, Origin, Profile, Rule, RuleKind, Section, Speedup, Value
+from kcoral_magic.reports.ncu import (
+    MOST_KERNELS,
+    Kernel,
+    Metric,
+    Origin,
+    Profile,
+    Rule,
+    RuleKind,
+    Section,
+    Speedup,
+    Value,
+)
 from kcoral_magic.reports.units import unit_of
 
 _MOST_BYTES = 256 * 1024 * 1024
@@ -28,7 +39,7 @@ _IDENTITY = frozenset(
         ";"
     )
 )
-_TRIPLE = re.compile(r"\(\s*(\d+),\s*(\d+),\s*(\d+)\s*\)")
+_TRIPLE = re.compile(r"\(\s*(\d{1,18}),\s*(\d{1,18}),\s*(\d{1,18})\s*\)")
 _SECTION_IDS = {
     "GPU Speed Of Light Throughput": "SpeedOfLight",
     "GPU Speed Of Light Roofline Chart": "SpeedOfLight_RooflineChart",
@@ -95,22 +106,20 @@ class _Launch:
     def __init__(self, cells: dict[str, str]) -> None:
         self.cells = cells
         self.metrics: dict[str, Metric] = {}
-        self.headers: dict[str, list[tuple[str, str]]] = {}
+        self.headers: dict[str, dict[tuple[str, str], None]] = {}  # in order
         self.rules: list[Rule] = []
 
     def add(self, name: str, section: str, label: str, unit: str, text: str) -> None:
         value, base = based(number(text), unit)
         self.metrics.setdefault(name, Metric(name, value, base or unit_of(name)))
-        header = self.headers.setdefault(section, [])
-        if (name, label) not in header:
-            header.append((name, label))
+        self.headers.setdefault(section, {})[name, label] = None
 
     def kernel(self, index: int) -> Kernel:
         cells = self.cells
         signature = cells.get("Kernel Name", "") or "(no name)"
         major, _, minor = cells.get("CC", "").partition(".")
         for part, value in (("major", major), ("minor", minor)):
-            if value.isdigit():
+            if value.isdecimal() and len(value) < 10:
                 name = f"device__attribute_compute_capability_{part}"
                 self.metrics.setdefault(name, Metric(name, int(value)))
         sections = [
@@ -142,7 +151,10 @@ def _details(names: list[str], rows: Iterable[list[str]], source: str) -> Profil
         if not identifier.strip().isdigit():
             continue
         host = host or cells.get("Host Name", "")
-        launch = launches.setdefault((cells.get("Process ID", ""), identifier), _Launch(cells))
+        key = (cells.get("Process ID", ""), identifier)
+        if (launch := launches.get(key)) is None:
+            launch = launches[key] = _Launch(cells)
+            _bounded(len(launches))
         if label := cells.get("Metric Name", ""):
             section = cells.get("Section Name", "")
             name = _metric(section, label, cells.get("Body Item Label", ""))
@@ -168,7 +180,7 @@ def _raw(names: list[str], rows: Iterable[list[str]], source: str) -> Profile:
         if not row[0].strip().isdigit():
             units = units or row  # the line below the header
             continue
-        cells = dict(zip(names, row, strict=False))
+        cells = {name: text for name, text in zip(names, row, strict=False) if name in _IDENTITY}
         host = host or cells.get("Host Name", "")
         launch = _Launch(cells)
         for place, (name, text) in enumerate(zip(names, row, strict=False)):
@@ -176,7 +188,13 @@ def _raw(names: list[str], rows: Iterable[list[str]], source: str) -> Profile:
                 value, base = based(number(text), units[place].strip() if place < len(units) else "")
                 launch.metrics.setdefault(name, Metric(name, value, base or unit_of(name)))
         launches.append(launch)
+        _bounded(len(launches))
     return _profile(launches, host, source)
+
+
+def _bounded(kernels: int) -> None:
+    if kernels > MOST_KERNELS:
+        raise ReportInvalid(f"the CSV has more than the {MOST_KERNELS:,} kernels that are read")
 
 
 def _profile(launches: Iterable[_Launch], host: str, source: str) -> Profile:
@@ -216,7 +234,7 @@ def _function(signature: str) -> str:
                 break
             kept.append(letter)
     words = "".join(kept).split()
-    return words[-1].split("::")[-1] if words else signature
+    return (words[-1].split("::")[-1] if words else "") or signature
 
 
 def _three(text: str) -> tuple[int, int, int]:
@@ -225,7 +243,7 @@ def _three(text: str) -> tuple[int, int, int]:
 
 
 def _count(text: str) -> int:
-    return int(text) if text.strip().isdigit() and len(text) < 18 else 0
+    return int(text) if text.strip().isdecimal() and len(text) < 18 else 0
 
 
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:([,.'\u00a0\u202f ])\d{3})(?:\1\d{3})*(?:([.,])\d+)?")
@@ -242,8 +260,8 @@ def number(text: str) -> Value | None:
     if not text or text.lower() in ("n/a", "(!) n/a", "-"):
         return None
     lowered = text.lower().lstrip("+-")
-    if lowered in ("nan", "inf", "infinity"):
-        return float("nan") if lowered == "nan" else float(text.lower())
+    if lowered in ("nan", "inf", "infinity") and len(text) - len(lowered) <= 1:
+        return float(text)
     if len(text) > 400:
         return text
     grouped = _GROUPED.fullmatch(text)

@@ -148,3 +148,27 @@ def test_a_roofline_section_with_item_labels_gives_the_roofline() -> None:
     point = chart.points[0]
     assert point.flop_per_s == pytest.approx((158.12 + 1.97) * 2.15e9)
     assert point.of_peak_pct == pytest.approx(100 * (158.12 + 1.97) / 43_520)
+
+
+@pytest.mark.parametrize("text", ["+-inf", "--nan", "²", "1e²"])
+def test_what_only_resembles_a_number_stays_text(text: str) -> None:
+    assert ncu_csv.number(text) == text
+
+
+@pytest.mark.parametrize("odd", ["²", "9" * 5000])
+def test_identities_that_no_int_is_made_of_are_passed_over(odd: str) -> None:
+    text = (
+        details('"S","l","%","1"').replace('"9.0"', f'"{odd}"').replace("(256,", f"({odd},").replace('"7"', f'"{odd}"')
+    )
+    (kernel,) = ncu_csv.read(text)
+    assert (kernel.capability, kernel.block, kernel.stream) == ("", (1, 1, 1), 0)
+
+
+def test_a_page_of_more_kernels_than_are_read_is_refused() -> None:
+    for head in ("ID,Kernel Name\n", "ID,Kernel Name,Metric Name\n"):
+        with pytest.raises(ReportInvalid, match=r"more than the 65,536 kernels"):
+            ncu_csv.read(head + "".join(f"{number}\n" for number in range(70_000)))
+
+
+def test_a_name_that_is_only_a_scope_is_the_signature() -> None:
+    assert ncu_csv._function("a::") == "a::"
