@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,7 +50,11 @@ def hot_spots(kernel: Kernel, listing: Mapping[int, Line] | None = None, most: i
                     samples.setdefault(at, {})[reason] = count
     executed: dict[int, int] = {}
     if (counted := kernel.metrics.get("inst_executed")) is not None:
-        executed = {at: int(n) for at, n in counted.instances if isinstance(at, int) and isinstance(n, int | float)}
+        executed = {
+            at: int(n)
+            for at, n in counted.instances
+            if isinstance(at, int) and isinstance(n, int | float) and math.isfinite(n)
+        }
     if not samples and not executed:
         return ()
     base = _base(kernel, min([*samples, *executed]))
@@ -80,8 +85,8 @@ def _base(kernel: Kernel, lowest: int) -> int:
 
 
 _FUNCTION = re.compile(r"^\s*\.section\s+\.text\.(\S+?),|^\s*//-+\s*\.text\.(\S+)\s*-|^\s*Function : (\S+)")
-_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(.*?);?\s*(?:/\*.*\*/)?\s*$")
-_PLACE = re.compile(r'//## File "([^"]*)", line (\d+)')
+_INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,16})\*/\s+")
+_PLACE = re.compile(r'//## File "([^"]*)", line (\d{1,9})')
 
 
 def disassembly(text: str) -> dict[str, dict[int, Line]]:
@@ -98,7 +103,15 @@ def disassembly(text: str) -> dict[str, dict[int, Line]]:
             if "inlined at" not in raw or not file:
                 file, number = place[1], int(place[2])
         elif current is not None and (instruction := _INSTRUCTION.match(raw)) is not None:
-            code = " ".join(instruction[2].split())
+            code = _code(raw[instruction.end() :])
             if code:
                 current[int(instruction[1], 16)] = Line(code, file, number)
     return found
+
+
+def _code(rest: str) -> str:
+    """An instruction without the comment at its end. No pattern: each that we tried took cubic time over blanks."""
+    rest = rest.rstrip()
+    if rest.endswith("*/") and "/*" in rest:
+        rest = rest[: rest.index("/*")].rstrip()
+    return " ".join(rest.removesuffix(";").split())

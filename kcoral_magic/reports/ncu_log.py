@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_PROFILED = re.compile(r'^==PROF== Profiling "(?P<name>.*?)".*?(?P<passes>\d+) pass(?:es)?', re.MULTILINE)
+_PROFILED = re.compile(r'^==PROF== Profiling "[^"\n]*".*?(?<!\d)(?P<passes>\d{1,9}) pass', re.MULTILINE)
 _ERROR = re.compile(r"^==ERROR==\s*(.+)$", re.MULTILINE)
 _WARNING = re.compile(r"^==WARNING==\s*(.+)$", re.MULTILINE)
 
