@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 _TIMES = {
     "ns": 1e-9,
     "us": 1e-6,
@@ -53,7 +55,7 @@ def scaled(value: float, unit: str) -> str:
 
 def count(value: float) -> str:
     """A plain number: with thousands, or with four digits."""
-    if isinstance(value, int) or (value == int(value) and abs(value) < 1e15):
+    if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) < 1e15):
         return f"{int(value):,}"
     return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
 

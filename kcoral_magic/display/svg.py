@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-BLUE, ORANGE, GREEN, PURPLE, RED, GREY = "#4a8fd8", "#e08a3c", "#3fa46e", "#a874d1", "#d9534f", "#8c8c8c"
+BLUE, ORANGE, GREEN, PURPLE, RED, GREY = "#4a8fd8", "#cc7722", "#3fa46e", "#a874d1", "#d9534f", "#8c8c8c"
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, RED)
 _FONT = "font-family:inherit;font-size:11px;font-variant-numeric:tabular-nums"
 
@@ -111,7 +111,7 @@ class Axis:
             step = max(1, (last - first) // 6)
             return [10.0**power for power in range(first, last + 1, step)]
         span = self.high - self.low
-        if span <= 0:
+        if span <= 1e-9:  # also steps that no float has
             return [self.low]
         step = 10 ** math.floor(math.log10(span / 4))
         step *= next((factor for factor in (1, 2, 2.5, 5, 10) if span / (step * factor) <= 5), 10)

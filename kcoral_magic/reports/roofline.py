@@ -25,6 +25,9 @@ def _of_precision(letter: str, name: str) -> tuple[Roof, Roof]:
     return Roof(f"{name} Precision Roofline", peak, _DRAM), Roof(f"{name} Precision Achieved Value", achieved, traffic)
 
 
+_MOST = 8  # roofs and points of a chart: precisions
+_HIGHEST = 1e30  # FLOP/s or byte/s that a damaged report may say
+
 _PLAIN = Roofline(
     "Floating Point Operations Roofline",
     *(
@@ -81,13 +84,13 @@ def charts(kernel: Kernel) -> tuple[Chart, ...]:
 
 def _chart(kernel: Kernel, roofline: Roofline) -> Chart:
     ceilings, peaks = [], {}
-    for roof in roofline.roofs:
+    for roof in roofline.roofs[:_MOST]:
         work, traffic = _of(kernel, roof.work, is_whole=True), _of(kernel, roof.traffic, is_whole=True)
-        if work and traffic:
+        if work is not None and traffic is not None and work >= 1 and traffic >= 1:
             ceilings.append(Ceiling(short(roof.label), work, traffic))
             peaks[short(roof.label)] = work
     points = []
-    for point in roofline.points:
+    for point in roofline.points[:_MOST]:
         work, traffic = _of(kernel, point.work, is_whole=False), _of(kernel, point.traffic, is_whole=False)
         if work is not None and traffic is not None:
             peak = peaks.get(short(point.label)) or (next(iter(peaks.values())) if len(peaks) == 1 else None)
@@ -104,7 +107,7 @@ def short(label: str) -> str:
 
 
 def _of(kernel: Kernel, formula: Formula, *, is_whole: bool) -> float | None:
-    """The value of a formula; none if a factor has no metric, or, of a whole one, lacks a part."""
+    """The value of a formula; none if a factor has no metric, or, of a whole one, lacks a part, or out of all range."""
     if not formula.factors:
         return None
     product = 1.0
@@ -113,4 +116,4 @@ def _of(kernel: Kernel, formula: Formula, *, is_whole: bool) -> float | None:
         if not parts or (is_whole and len(parts) < len(names)):
             return None
         product *= sum(parts)
-    return product
+    return product if abs(product) < _HIGHEST else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 from kcoral_magic.reports.ncu import Bars, Curve, Kernel
 
@@ -12,6 +13,8 @@ ACHIEVED = "sm__warps_active.avg.pct_of_peak_sustained_active"
 THEORETICAL = "sm__maximum_warps_per_active_cycle_pct"
 _STALL = "smsp__average_warps_issue_stalled_"
 _STALL_END = "_per_issue_active.ratio"
+_MOST_CURVES, _MOST_POINTS = 12, 4096  # thousands of curves over one metric are a damaged report
+_HIGHEST = 1e15
 _LIGHT = (
     ("Compute (SM)", (COMPUTE,)),
     ("Memory", (MEMORY,)),
@@ -93,11 +96,14 @@ def curves(kernel: Kernel) -> list[tuple[Curve, list[tuple[float, float]], float
             if isinstance(curve, Curve) and (metric := kernel.metrics.get(curve.metric)) is not None:
                 points = [
                     (float(x), float(y))
-                    for x, y in metric.instances
+                    for x, y in islice(metric.instances, _MOST_POINTS)
                     if isinstance(x, int | float) and isinstance(y, int | float)
+                    if 0 <= x < _HIGHEST and 0 <= y < _HIGHEST  # no NaN either
                 ]
                 if len(points) > 1:
                     found.append((curve, sorted(points), kernel.get(curve.marker)))
+                if len(found) == _MOST_CURVES:
+                    return found
     return found
 
 

@@ -10,7 +10,7 @@ from kcoral_magic.reports import ncu_rep, roofline, views
 from kcoral_magic.reports.hotspots import disassembly, hot_spots
 from kcoral_magic.reports.ncu import Kernel
 from tests.standins.kernels import saxpy
-from tests.standins.ncu_writer import Launch, Writer
+from tests.standins.ncu_writer import Launch, Writer, curve, section
 from tests.unit.reports.samples import sample
 
 KERNEL = ncu_rep.read(Writer().report([saxpy()]))[0]
@@ -97,3 +97,19 @@ def test_a_disassembly_names_the_instructions_and_their_source_lines() -> None:
     assert (listing[0x40].file, listing[0x40].line) == ("/home/u/saxpy.cu", 3)
     assert listing[0x50].text == "FFMA R5, R2, c[0x0][0x214], R7"
     assert hot_spots(KERNEL, listing)[0].line == listing[0x40]
+
+
+def test_a_roof_that_is_below_zero_or_endless_is_none() -> None:
+    for value in (-1.0, 1e308):
+        metrics = {**saxpy().metrics, "dram__bytes.sum.peak_sustained": value}
+        assert roofline.charts(ncu_rep.read(Writer().report([Launch("k", metrics)]))[0]) == ()
+
+
+def test_points_of_a_curve_that_are_no_numbers_are_left_out_and_curves_are_few() -> None:
+    name = "launch__occupancy_per_register_count"
+    points = [(8.0, 64.0), (float("inf"), 1.0), (float("nan"), 1.0), (16.0, float("nan")), (16.0, 32.0)]
+    charts = section("O", "O", 1, [], [curve("t", "x", "y", name, "")] * 50)
+    launch = Launch("k", {name: 64}, instances={name: points}, sections=[charts])
+    found = views.curves(ncu_rep.read(Writer().report([launch]))[0])
+    assert len(found) == 12
+    assert found[0][1] == [(8.0, 64.0), (16.0, 32.0)]
