@@ -11,7 +11,7 @@ from kcoral_magic.reports.ncu import Curve
 from kcoral_magic.reports.roofline import Chart
 from kcoral_magic.reports.views import Flow, MemoryChart
 
-_LOWEST = 1e-4  # FLOP a byte: what is below stands at the edge
+_LOWEST, _HIGHEST = 1e-4, 1e9  # FLOP a byte: what is beyond stands at the edge
 
 
 def speed_of_light(rows: Sequence[tuple[str, float]]) -> str:
@@ -39,11 +39,11 @@ def roofline(chart: Chart, width: float = 460, height: float = 250) -> str:
     """Work against intensity, both logarithmic, with the roofs and what the kernel reached."""
     points = [(point, point.intensity) for point in chart.points if point.flop_per_s > 0 and point.intensity]
     ridges = [ceiling.ridge for ceiling in chart.ceilings]
-    xs = [*ridges, *(max(x, _LOWEST) for _, x in points if x is not None)]
+    xs = [*ridges, *(min(max(x, _LOWEST), _HIGHEST) for _, x in points if x is not None)]
     peaks = [ceiling.flop_per_s for ceiling in chart.ceilings]
     low_x, high_x = 10 ** math.floor(math.log10(min(xs)) - 0.7), 10 ** math.ceil(math.log10(max(xs)) + 0.5)
     floors = [point.flop_per_s for point, _ in points] + [ceiling.byte_per_s * low_x for ceiling in chart.ceilings]
-    low_y, high_y = 10 ** math.floor(math.log10(min(floors))), 10 ** math.ceil(math.log10(max(peaks)) + 0.05)
+    low_y, high_y = 10 ** math.floor(math.log10(max(min(floors), 1.0))), 10 ** math.ceil(math.log10(max(peaks)) + 0.05)
     x = svg.Axis(low_x, high_x, 54, width - 22, is_log=True)
     y = svg.Axis(low_y, high_y, height - 36, 18, is_log=True)
     x_text = [f"{tick:g}" for tick in x.ticks()]
@@ -82,7 +82,7 @@ def roofline(chart: Chart, width: float = 460, height: float = 250) -> str:
 def curve(chart: Curve, points: Sequence[tuple[float, float]], here: float | None) -> str:
     """Occupancy by registers, block size or shared memory, with the kernel's own place."""
     width, height = 230, 130
-    x = svg.Axis(points[0][0], points[-1][0], 30, width - 8)
+    x = svg.Axis(points[0][0], points[-1][0], 30, width - 18)
     y = svg.Axis(0, max(value for _, value in points) or 1, height - 34, 16)
     texts = [f"{tick:g}" if tick < 10_000 else scaled(tick, "").strip() for tick in x.ticks()]
     parts = [svg.frame(x, y, chart.axis, chart.unit, texts, [f"{tick:g}" for tick in y.ticks()])]

@@ -13,7 +13,7 @@ from kcoral_magic.reports import roofline, views
 from kcoral_magic.reports.hotspots import HotSpot, Line, hot_spots
 from kcoral_magic.reports.ncu import Kernel, Rule
 
-_MARKUP = re.compile(r"@(url|section|source):([^@\n]{1,200}?):([^@\n]{1,500})@")
+_MARKUP = re.compile(r"@(url|section|source):([^@\n:]{1,200}):([^@\n]{1,500})@")
 _SHORT = 80  # characters of a rule that are not worth a click
 _LAUNCH = (
     ("launch__registers_per_thread", "", "registers"),
@@ -21,7 +21,7 @@ _LAUNCH = (
     ("launch__shared_mem_per_block_dynamic", "B", "dynamic shared"),
     ("gpc__cycles_elapsed.avg.per_second", "hz", "SM clock"),
 )
-_COLORS = {"error": "#d9534f", "warning": "#e08a3c", "optimization": "#4a8fd8", "ok": "#3fa46e", "none": "#8c8c8c"}
+_COLORS = {"error": "#d9534f", "warning": "#cc7722", "optimization": "#4a8fd8", "ok": "#3fa46e", "none": "#8c8c8c"}
 _WORDS = {"error": "error", "warning": "warning", "optimization": "optimize", "ok": "fine", "none": "note"}
 
 
@@ -58,11 +58,11 @@ def headline(kernel: Kernel) -> str:
         if (value := kernel.get(name)) is not None:
             facts.append(f"{quantity(value, unit)} {word}")
     if kernel.device:
-        facts.append(kernel.device + (f" (cc {kernel.capability})" if kernel.capability else ""))
+        facts.append(kernel.device[:80] + (f" (cc {kernel.capability})" if kernel.capability else ""))
     time = f" · <b>{quantity(kernel.duration_ns, 'ns')}</b>" if kernel.duration_ns is not None else ""
     signature = escape(kernel.signature if len(kernel.signature) <= 300 else f"{kernel.signature[:299]}…")
     return (
-        f'<div style="margin:6px 0"><b>{escape(kernel.name[:120])}</b>{time}<br>'
+        f'<div style="margin:6px 0;overflow-wrap:anywhere"><b>{escape(kernel.name[:120])}</b>{time}<br>'
         f'<span style="{FAINT}">{escape(" · ".join(facts))}</span>'
         + (f'<br><code style="{FAINT};font-size:85%">{signature}</code>' if kernel.signature != kernel.name else "")
         + "</div>"
@@ -151,12 +151,12 @@ def _hot_spots(spots: tuple[HotSpot, ...]) -> str:
 
 def _sections(kernel: Kernel) -> str:
     """What ``ncu --page details`` prints, and the report's other charts."""
-    drawn: dict[str, str] = {}
+    drawn: dict[str, list[str]] = {}
     for name, chart, values in views.bars(kernel):
         rows = [(label, value, count(value)) for label, value in sorted(values, key=lambda row: -row[1])[:12]]
         says = f"{chart.title}: " + ", ".join(f"{label} {text}" for label, _, text in rows[:4])
         picture = svg.bars(rows, most=chart.most, says=says, colors=(svg.GREY,), label_width=210)
-        drawn[name] = drawn.get(name, "") + f"<div>{faint(chart.title)}</div>{picture}"
+        drawn.setdefault(name, []).append(f"<div>{faint(chart.title)}</div>{picture}")
     parts = []
     for section in kernel.sections:
         lines = []
@@ -164,7 +164,7 @@ def _sections(kernel: Kernel) -> str:
             metric = kernel.metrics[name]
             shown = escape(quantity(metric.value, metric.unit)[:80])
             lines.append((f'<span title="{escape(name)}">{escape(label)}</span>', shown))
-        body = (grid(("", ""), lines, right=(1,)) if lines else "") + drawn.get(section.name, "")
+        body = (grid(("", ""), lines, right=(1,)) if lines else "") + "".join(drawn.pop(section.name, []))
         if body:
             parts.append(heading(section.name, section.description[:160]) + body)
     return "".join(parts)

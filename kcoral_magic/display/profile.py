@@ -131,18 +131,19 @@ class Report:
             named = f"{self.launched:,} launched, {taken:,} captured"
         total = sum(kernel.duration_ns or 0.0 for kernel in self.profile)
         devices = dict.fromkeys(kernel.device for kernel in self.profile if kernel.device)
-        return " · ".join([named, *([quantity(total, "ns")] if total else []), *devices])
+        shown = [device[:80] for device in list(devices)[:4]]
+        return " · ".join([named, *([quantity(total, "ns")] if total else []), *shown])
 
     def html(self, pages: int = _PAGES) -> str:
         """The table of kernels, and the views of the heaviest ``pages``, within 1 MB."""
         parts = [self._head(), self._table()]
-        room = _MOST_HTML - sum(map(len, parts))
+        room = _MOST_HTML - sum(map(_size, parts))
         order = self.profile.heaviest()
         for place, kernel in enumerate(order[:pages]):
             page = kernel_page.page(kernel, self.listings.get(kernel.mangled))
-            if len(page) > room:
+            if _size(page) > room:
                 break
-            room -= len(page)
+            room -= _size(page)
             if len(order) == 1:
                 parts.append(page)
                 continue
@@ -168,7 +169,7 @@ class Report:
             rows.append(
                 [
                     faint(f"#{kernel.index}"),
-                    escape(kernel.name[:60]),
+                    f'<span style="overflow-wrap:anywhere">{escape(kernel.name[:60])}</span>',
                     quantity(kernel.duration_ns, "ns"),
                     share_bar(share, svg.BLUE),
                     f"{share:.1%}",
@@ -180,7 +181,7 @@ class Report:
         heads = ("", "kernel", "time", "", "share", "compute", "memory", "occupancy")
         more = len(order) - _ROWS
         said = note(f"and {more:,} shorter ones") if more > 0 else ""
-        return grid(heads, rows, right=(2, 4, 5, 6, 7)) + said
+        return grid(heads, rows, right=(2, 4, 5, 6, 7), wraps=1) + said
 
     def __repr__(self) -> str:
         lines = [f"ncu: {self.title}", *([f"  {self.cost}"] if self.cost else [])]
@@ -205,7 +206,7 @@ class Report:
         if order:
             for rule in order[0].advice[:3]:
                 gain = f" (up to {rule.speedup[1]:.1f} %)" if rule.speedup else ""
-                lines.append(f"  {rule.title or rule.name}{gain}: {kernel_page.plain(rule.text)[:200]}")
+                lines.append(f"  {(rule.title or rule.name)[:100]}{gain}: {kernel_page.plain(rule.text[:2000])[:200]}")
         return "\n".join(lines)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
@@ -228,7 +229,10 @@ class Report:
                 launched=self.launched,
             )
             size = len(json.dumps(made))
-            if size <= most or (kernels <= 1 and not has_metrics):
+            if size > most and kernels <= 1 and not has_metrics:  # one kernel that is too large even so
+                made |= {"kernels": [], "provenance": {"source": self.profile.source[:200]}}
+                kernels = size = 0
+            if size <= most:
                 made["shown"] = kernels
                 made["saved"] = str(self.saved) if self.saved else None
                 return made
@@ -264,7 +268,16 @@ class KernelView:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return f"<div>{kernel_page.page(self.kernel, self._listing)}</div>"
+        page = kernel_page.page(self.kernel, self._listing)
+        if _size(page) > _MOST_HTML:
+            page = kernel_page.headline(self.kernel) + note(
+                "its views are larger than a notebook takes: .kernel has it"
+            )
+        return f"<div>{page}</div>"
+
+
+def _size(html: str) -> int:
+    return len(html.encode())
 
 
 def _frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:

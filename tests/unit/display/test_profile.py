@@ -14,7 +14,7 @@ from kcoral_magic.display.profile import MIME, Report
 from kcoral_magic.display.quantities import quantity
 from kcoral_magic.reports import ncu_csv, ncu_rep
 from tests.standins.kernels import saxpy
-from tests.standins.ncu_writer import Launch, Writer, rule
+from tests.standins.ncu_writer import Launch, Writer, bars, rule, section
 from tests.unit.reports.samples import NAMES, sample
 
 DATA = Writer().report([saxpy(), saxpy(9_876.0, name="scale")])
@@ -143,3 +143,27 @@ def test_tables_have_a_row_for_each_kernel_or_metric() -> None:
 )
 def test_quantities_read_as_people_write_them(value: float | None, unit: str, text: str) -> None:
     assert quantity(value, unit) == text
+
+
+def test_infinity_is_shown_as_a_word() -> None:
+    assert quantity(float("inf"), "inst") == "inf inst"
+
+
+def test_a_page_has_its_size_in_bytes_whatever_is_long_in_it() -> None:
+    launch = Launch(
+        "k",
+        {"device__attribute_display_name": "é" * 1_000_000, "gpu__time_duration.sum": 1.0},
+        rules=[rule("r", "n", "s", "é" * 400_000, title="ü" * 100_000)],
+    )
+    report = Report(ncu_rep.read(Writer().report([launch])))
+    bundle = report._repr_mimebundle_()
+    assert len(bundle["text/html"].encode()) < 1_000_000
+    assert len(bundle["text/plain"]) < 5000
+    assert len(json.dumps(bundle["application/json"])) <= 64 * 1024
+    assert len(report[0]._repr_html_().encode()) < 1_000_000
+
+
+def test_sections_of_one_name_show_each_picture_once() -> None:
+    drawn = section("S", "S", 1, [], [bars("t", "a", 100, [("m", "label of a bar")])])
+    html = Report(ncu_rep.read(Writer().report([Launch("k", {"m": 1.0}, sections=[drawn] * 20)]))).html()
+    assert html.count(">label of a bar<") == 20
