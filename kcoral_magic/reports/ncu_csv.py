@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Iterable, Iterator
 
@@ -205,7 +206,7 @@ def _profile(launches: Iterable[_Launch], host: str, source: str) -> Profile:
 
 def _speedup(cells: dict[str, str]) -> Speedup | None:
     value = number(cells.get("Estimated Speedup", ""))
-    if isinstance(value, str) or value is None or value != value:
+    if isinstance(value, str) or value is None or not math.isfinite(value):
         return None
     return ("local" if cells.get("Estimated Speedup Type") == "local" else "global"), float(value)
 

@@ -172,3 +172,7 @@ def test_a_page_of_more_kernels_than_are_read_is_refused() -> None:
 
 def test_a_name_that_is_only_a_scope_is_the_signature() -> None:
     assert ncu_csv._function("a::") == "a::"
+
+
+def test_a_speedup_without_bounds_is_none() -> None:
+    assert ncu_csv.read(details('"S","","","","R","OPT","text","global","1e999"'))[0].rules[0].speedup is None
