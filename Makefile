@@ -22,10 +22,10 @@ check: $(VENV)/.test
 	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/pytest -q tests/unit tests/fuzz
+	$(BIN)/pytest -q tests/unit
 
 test: check $(VENV)/.kcoral
-	$(BIN)/pytest tests/integration tests/attacks tests/notebooks tests/kcoral tests/conformance
+	$(BIN)/pytest tests/fuzz tests/browser tests/integration tests/attacks tests/notebooks tests/kcoral tests/conformance
 
 bench: $(VENV)/.test $(VENV)/.kcoral
 	@failed=0; for each in cells values kcoral reports; do $(BIN)/python -m benchmarks.$$each || failed=1; done; exit $$failed

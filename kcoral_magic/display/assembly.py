@@ -10,6 +10,7 @@ from typing import Any
 from kcoral_magic.display.markup import colored, faint, folded, grid, note
 from kcoral_magic.display.quantities import scaled
 from kcoral_magic.display.svg import RED
+from kcoral_magic.display.twin import Twin
 from kcoral_magic.reports.hotspots import Line
 from kcoral_magic.reports.occupancy import Fit, capability_of, fit
 from kcoral_magic.reports.ptxas import Usage
@@ -32,8 +33,10 @@ class Built:
     cubin: bytes = field(default=b"", repr=False)
 
 
-class Assembly:
+class Assembly(Twin):
     """What ``%%kcoral asm`` made: ``built`` by architecture, ``cubin(arch)`` for a loader."""
+
+    KIND = "asm"
 
     def __init__(self, source: str, built: Sequence[Built], block: int) -> None:
         self.source = source
@@ -85,9 +88,6 @@ class Assembly:
                     f"{spills} B spilled{occupancy}"
                 )
         return "\n".join(lines)
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        return {"text/plain": repr(self), "text/html": self.html(), "application/json": self.json()}
 
     def html(self) -> str:
         """The table of resources, then the code of each architecture, the first one open."""

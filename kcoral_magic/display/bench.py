@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kcoral_magic.display import svg
 from kcoral_magic.display.markup import beside, colored, faint, grid, note
 from kcoral_magic.display.quantities import quantity, scaled, time
+from kcoral_magic.display.twin import Twin
 from kcoral_magic.reports.bench import Bench, Measured
 from kcoral_magic.reports.statistics import Comparison, Summary, quantile
 
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 _COLORS = {"FASTER": svg.GREEN, "SLOWER": svg.RED, "SAME": svg.BLUE, "UNSURE": svg.ORANGE, "SUSPECT": svg.RED}
 
 
-class BenchReport:
+class BenchReport(Twin):
     """One run of ``%%kcoral bench``; ``bench`` is its data."""
+
+    KIND = "bench"
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -75,9 +78,6 @@ class BenchReport:
         lines += [f"  warning: {one.text}" for one in bench.warnings()]
         return "\n".join([*lines, *(f"  {text}" for text in bench.notes)])
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        return {"text/plain": repr(self), "text/html": self.html(), "application/json": self.json()}
-
     def html(self) -> str:
         """A table of the points, the samples of the first, or the curve of a sweep."""
         bench = self.bench
@@ -123,8 +123,10 @@ class BenchReport:
         return grid([escape(head) for head in heads], rows, right=range(len(names), len(heads) - has_baseline))
 
 
-class JudgeReport:
+class JudgeReport(Twin):
     """What a judge says of a solution: its verdict, why, and how long a call takes by the judge's clock."""
+
+    KIND = "judge"
 
     def __init__(
         self, verdict: str, reasons: tuple[str, ...], samples: tuple[float, ...], reference_s: float | None
@@ -163,11 +165,11 @@ class JudgeReport:
     def __repr__(self) -> str:
         return "\n".join([f"judge: {self.verdict} {self._said()}".rstrip(), *(f"  {text}" for text in self.reasons)])
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    def html(self) -> str:
+        """A line, and the reasons."""
         color = svg.GREEN if self.verdict == "RIGHT" else svg.RED
         reasons = "".join(f"<div>{escape(text)}</div>" for text in self.reasons)
-        html = f"<div>{colored(self.verdict, color)} {escape(self._said())}{reasons}</div>"
-        return {"text/plain": repr(self), "text/html": html, "application/json": self.json()}
+        return f"<div>{colored(self.verdict, color)} {escape(self._said())}{reasons}</div>"
 
 
 def _method(measured: Measured) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from kcoral_magic.display import svg
 from kcoral_magic.display.markup import colored, faint, folded, grid, note
 from kcoral_magic.display.quantities import quantity
+from kcoral_magic.display.twin import Twin
 from kcoral_magic.reports.comparison import Change, Comparison, Pair
 from kcoral_magic.reports.export import diff_as_json
 from kcoral_magic.reports.ncu import DURATION
@@ -18,8 +19,10 @@ _MOST_PAIRS = 30
 _MOST_CHANGES = 40
 
 
-class ProfileDiff:
+class ProfileDiff(Twin):
     """A report against its baseline. ``comparison`` is its data."""
+
+    KIND = "ncu-diff"
 
     def __init__(self, comparison: Comparison) -> None:
         self.comparison = comparison
@@ -42,9 +45,6 @@ class ProfileDiff:
             if kernels:
                 lines.append(f"  {word}: {', '.join(kernel.name for kernel in kernels)[:200]}")
         return "\n".join(lines)
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        return {"text/plain": repr(self), "text/html": self.html(), "application/json": self.json()}
 
     def html(self) -> str:
         """The headlines of each kernel, and below them what else changed."""

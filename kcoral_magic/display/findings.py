@@ -8,18 +8,21 @@ from typing import Any
 
 from kcoral_magic.display import svg
 from kcoral_magic.display.markup import colored, faint, folded, grid, note
+from kcoral_magic.display.twin import Twin
 from kcoral_magic.reports.sanitizer import Finding, Findings
 
 _COLORS = {"error": svg.RED, "warning": svg.ORANGE, "info": svg.GREY}
 _ROWS = 100
 
 
-class SanitizerReport:
+class SanitizerReport(Twin):
     """The findings of one run; ``findings`` is its data.
 
     Attributes:
         sources: Lines of source files by name, where they are at hand.
     """
+
+    KIND = "sanitizer"
 
     def __init__(self, tool: str, findings: Findings, sources: Mapping[str, Sequence[str]] | None = None) -> None:
         self.tool = tool
@@ -54,9 +57,6 @@ class SanitizerReport:
     def _source(self, one: Finding) -> str:
         lines = self._sources.get(one.file, ())
         return lines[one.line - 1].strip()[:120] if 0 < one.line <= len(lines) else ""
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        return {"text/plain": repr(self), "text/html": self.html(), "application/json": self.json()}
 
     def html(self) -> str:
         """A table; the stack and an example of each fold out."""

@@ -17,6 +17,7 @@ from kcoral_magic.display import svg
 from kcoral_magic.display.comparison import ProfileDiff
 from kcoral_magic.display.markup import faint, folded, grid, note, share_bar
 from kcoral_magic.display.quantities import quantity
+from kcoral_magic.display.twin import MOST_JSON, Twin
 from kcoral_magic.reports import export, ncu_rep, views
 from kcoral_magic.reports.comparison import compare
 from kcoral_magic.reports.hotspots import Line
@@ -27,13 +28,12 @@ if TYPE_CHECKING:
 
 MIME = "application/vnd.kcoral.ncu+json"
 _MOST_HTML = 900 * 1024  # bytes: notebooks are saved with it
-_MOST_JSON = 64 * 1024
 _MOST_RICH = 2 * 1024 * 1024
 _ROWS = 50  # of the table of kernels
 _PAGES = 12  # kernels whose views are drawn
 
 
-class Report:
+class Report(Twin):
     """A kernel profile as a notebook has it.
 
     Attributes:
@@ -41,6 +41,8 @@ class Report:
         data: The file's bytes, if it came from one.
         cost: How it was made, for people: passes, clocks, caches.
     """
+
+    KIND = "ncu"
 
     def __init__(
         self,
@@ -213,9 +215,12 @@ class Report:
         return {
             "text/plain": repr(self),
             "text/html": self.html(),
-            "application/json": self._fitting(_MOST_JSON, has_metrics=False),
             MIME: self._fitting(_MOST_RICH, has_metrics=True),
         }
+
+    def compact(self) -> dict[str, Any]:
+        """What the views show, of as many kernels as fit."""
+        return self._fitting(MOST_JSON, has_metrics=False)
 
     def _fitting(self, most: int, *, has_metrics: bool) -> dict[str, Any]:
         """As much of the JSON as fits: first fewer kernels, then without their metrics."""

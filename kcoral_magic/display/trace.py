@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kcoral_magic.display import svg
 from kcoral_magic.display.markup import faint, folded, grid, heading, note, share_bar
 from kcoral_magic.display.quantities import scaled, time
+from kcoral_magic.display.twin import Twin
 from kcoral_magic.reports.iket import Launch, Trace
 
 if TYPE_CHECKING:
@@ -21,8 +22,10 @@ _ROWS = 30
 PERFETTO = "drag it into https://ui.perfetto.dev"
 
 
-class IketReport:
+class IketReport(Twin):
     """The ranges of kernels, warp by warp; ``trace`` is its data."""
+
+    KIND = "iket"
 
     def __init__(self, trace: Trace, saved: Path | None = None) -> None:
         self.trace = trace
@@ -40,9 +43,6 @@ class IketReport:
                 middle, tail = time(one.p50_ns * 1e-9), time(one.p95_ns * 1e-9)
                 lines.append(f"    {one.name:<32} ×{one.count:<8,} p50 {middle:>9}  p95 {tail:>9}  {one.share:6.1%}")
         return "\n".join([*lines, *([f"  trace: {self.saved}"] if self.saved else [])])
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        return {"text/plain": repr(self), "text/html": self.html(), "application/json": self.json()}
 
     def html(self) -> str:
         """Each launch: its ranges, and lanes of its first warps."""
@@ -103,13 +103,15 @@ def _lanes(launch: Launch) -> str:
     return svg.picture(width, bottom + 18, "".join(parts), says) + said
 
 
-class TorchReport:
+class TorchReport(Twin):
     """torch.profiler's averages of a cell: by operator, and by kernel on the GPU.
 
     Attributes:
         operators, kernels: Rows as the profiler has them, times in microseconds.
         saved: The Chrome trace.
     """
+
+    KIND = "torch"
 
     def __init__(
         self,
@@ -160,9 +162,6 @@ class TorchReport:
                 lines.append(f"  {title}")
             lines += [f"    {row['name'][:60]:<60} ×{row['count']:<6,} {time(row[key] / 1e6):>10}" for row in rows[:10]]
         return "\n".join([*lines, *([f"  trace: {self.saved}"] if self.saved else [])])
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        return {"text/plain": repr(self), "text/html": self.html(), "application/json": self.json()}
 
     def html(self) -> str:
         """Two tables, the heaviest first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from kcoral_magic.display.twin import AsJson, Twin
 from kcoral_magic.errors import RemoteError, UsageError, ValueRefused
 from kcoral_magic.kernel import capture
 from kcoral_magic.kernel.options import Parser, add_session_options
@@ -39,6 +40,7 @@ class Profiling:
         parser = Parser(f"%%kcoral {name}")
         add_session_options(parser)
         tool.add_options(parser)
+        parser.add_argument("--json", action="store_true", dest="is_json", help="as data instead of a page")
         options = self._magics.with_defaults(parser.parse_args(words))
         surface = surface_for(self._magics.shell)
         if tool.WHERE == "apart":
@@ -47,14 +49,14 @@ class Profiling:
             return self._inside(tool, options, cell, surface)
         ran = self._run(tool, options, cell, surface)
         shown = tool.shown(ran.done, options, ran)
-        return self._show(shown, surface, ran.error)
+        return self._show(shown, surface, ran.error, options)
 
     def _apart(self, tool: Any, options: argparse.Namespace, cell: str, surface: Surface) -> Any:
         """A tool that takes the cell's text, and needs no session."""
         magics = self._magics
         execution = tool.start(magics.proxy.client(magics.target), cell, options)
         self._relayed(execution, "", surface, is_failing=False)
-        return tool.ended(execution, cell, options)
+        return self._show(family.Shown(tool.ended(execution, cell, options)), surface, None, options)
 
     def _inside(self, tool: Any, options: argparse.Namespace, cell: str, surface: Surface) -> Any:
         """A tool that runs the cell in its session as it is."""
@@ -70,7 +72,8 @@ class Profiling:
         says = None if out is None else capture.lines(out)
         self._relayed(execution, name, surface, says, is_failing=False)
         shown = tool.ended(execution, cell, options)
-        return self._show(shown, surface, None) if isinstance(shown, family.Shown) else shown
+        shown = shown if isinstance(shown, family.Shown) else family.Shown(shown)
+        return self._show(shown, surface, None, options)
 
     def _run(self, tool: family.CellTool, options: argparse.Namespace, cell: str, surface: Surface) -> Ran:
         magics = self._magics
@@ -112,8 +115,12 @@ class Profiling:
                 raise
             return None
 
-    def _show(self, shown: family.Shown, surface: Surface, error: BaseException | None) -> Any:
+    def _show(
+        self, shown: family.Shown, surface: Surface, error: BaseException | None, options: argparse.Namespace
+    ) -> Any:
         """As the cell's value; before an error, as a display."""
+        if options.is_json and isinstance(shown.value, Twin):
+            shown = family.Shown(AsJson(shown.value), shown.error)
         if shown.beside is not None:
             self._display(shown.beside, surface)
         raised = error or shown.error
@@ -151,6 +158,7 @@ class Profiling:
         parser = Parser(f"%kcoral {name}")
         arguments.add_run_options(parser, has_out=False)
         tool.add_options(parser)
+        parser.add_argument("--json", action="store_true", dest="is_json", help="as data instead of a page")
         parser.add_argument("words", nargs=argparse.REMAINDER, metavar="PROGRAM [ARGS]")
         options = parser.parse_args(arguments.separated(parser, words))
         program = options.words[1:] if options.words[:1] == ["--"] else options.words
@@ -167,4 +175,4 @@ class Profiling:
         done = job.done_of(execution)
         for text in done.problems:
             surface.note(text)
-        return self._show(tool.shown(done, options, None), surface, None)
+        return self._show(tool.shown(done, options, None), surface, None, options)

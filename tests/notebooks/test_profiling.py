@@ -54,13 +54,20 @@ def test_a_cell_under_ncu_shows_its_report_and_its_names_come_from_the_session(k
     assert "2 launched, 2 captured" in data["text/plain"]
     assert "set full, 40 passes a kernel; clocks locked to base, caches flushed" in data["text/plain"]
     assert "Speed of light" in data["text/html"]
-    assert data["application/json"]["schema"] == "kcoral.ncu/1"
+    assert data["application/vnd.kcoral.ncu+json"]["schema"] == "kcoral.ncu/1"
     assert data["application/vnd.kcoral.ncu+json"]["kernels"][0]["metrics"]
     saved = list((folder / ".kcoral" / "reports").glob("ncu-*.ncu-rep"))
     assert len(saved) == 1
     assert kernel.run("print(_.kernels[0].name, len(_.df()))").text() == "saxpy 2\n"
     shown = kernel.run(f"%kcoral ncu view {saved[0]}").of("execute_result")[0]
     assert "Roofline" in shown["data"]["text/html"]
+
+
+def test_json_is_data_and_one_line_instead_of_a_page(kernel: Kernel) -> None:
+    (result,) = kernel.run(f"%%kcoral ncu --json\n{LAUNCH}launch('saxpy')").of("execute_result")
+    assert set(result["data"]) == {"text/plain", "application/json"}
+    assert "\n" not in result["data"]["text/plain"]
+    assert result["data"]["application/json"]["kernels"][0]["name"] == "saxpy"
 
 
 def test_the_cell_under_ncu_leaves_the_session_as_it_was(kernel: Kernel) -> None:
@@ -154,7 +161,7 @@ def test_a_thousand_threads_with_one_fault_are_one_row_and_fail_the_cell(kernel:
         in cell.traceback
     )
     (display,) = [content for content in cell.of("display_data") if "memcheck" in content["data"]["text/plain"]]
-    assert display["data"]["application/json"]["findings"][0]["count"] == 1000
+    assert display["data"]["application/vnd.kcoral.sanitizer+json"]["findings"][0]["count"] == 1000
     assert "kernel.cu:12" in display["data"]["text/html"]
 
 
@@ -181,7 +188,8 @@ def test_a_kernel_is_shown_as_source_ptx_and_sass_for_each_architecture(kernel: 
     (result,) = cell.of("execute_result")
     data = result["data"]
     assert "sm_90a _Z5saxpyifPKfPf: 10 registers, 0 B shared, 0 B spilled, occupancy 100 %" in data["text/plain"]
-    assert [target["arch"] for target in data["application/json"]["targets"]] == ["sm_80", "sm_90a", "sm_120"]
+    targets = data["application/vnd.kcoral.asm+json"]["targets"]
+    assert [target["arch"] for target in targets] == ["sm_80", "sm_90a", "sm_120"]
     assert "ld.global.f32" in data["text/html"]
     assert "background:rgba(" in data["text/html"]
     assert kernel.run("print(_.cubin('sm_80')[:4])").text() == "b'\\x7fELF'\n"
@@ -220,9 +228,9 @@ def test_a_baseline_takes_turns_with_the_candidate_and_gives_a_verdict(kernel: K
     assert first.of("execute_result")
     faster = kernel.run("%%kcoral bench --baseline spin_test --check same --seconds 1\nspin(0.001)")
     data = faster.of("execute_result")[0]["data"]
-    assert data["application/json"]["verdict"] == "FASTER"
-    assert data["application/json"]["interleaved"] is True
-    assert data["application/json"]["points"][0]["comparison"]["ratio"] == pytest.approx(0.5, abs=0.1)
+    assert data["application/vnd.kcoral.bench+json"]["verdict"] == "FASTER"
+    assert data["application/vnd.kcoral.bench+json"]["interleaved"] is True
+    assert data["application/vnd.kcoral.bench+json"]["points"][0]["comparison"]["ratio"] == pytest.approx(0.5, abs=0.1)
     assert "2 kept" in kernel.run("%kcoral bench log spin_test").shown()[0]
     assert len((folder / ".kcoral" / "bench" / "spin_test.jsonl").read_text().splitlines()) == 2
 
@@ -238,7 +246,7 @@ def test_a_function_of_the_session_can_be_the_baseline(kernel: Kernel) -> None:
 def test_a_sweep_has_a_row_for_each_value_and_leaves_the_name_as_it_was(kernel: Kernel) -> None:
     kernel.run("%%kcoral\nn = 'mine'")
     cell = kernel.run("%%kcoral bench --sweep n=1000,100000 --seconds 0.5\nsum(range(n))")
-    points = cell.of("execute_result")[0]["data"]["application/json"]["points"]
+    points = cell.of("execute_result")[0]["data"]["application/vnd.kcoral.bench+json"]["points"]
     assert [point["at"]["n"] for point in points] == [1000, 100000]
     assert points[1]["median_s"] > 20 * points[0]["median_s"]
     assert kernel.run("%%kcoral\nprint(n)").text() == "mine\n"
@@ -331,7 +339,7 @@ def test_torch_s_profiler_runs_in_the_session_as_it_is(kernel: Kernel, folder: P
     data = cell.of("execute_result")[0]["data"]
     assert "aten::mm" in data["text/plain"]
     assert "no kernel ran" in data["text/plain"]
-    assert any(row["name"] == "aten::mm" for row in data["application/json"]["operators"])
+    assert any(row["name"] == "aten::mm" for row in data["application/vnd.kcoral.torch+json"]["operators"])
     assert list((folder / ".kcoral" / "reports").glob("torch-*.json.gz"))
     assert kernel.run("%%kcoral\nprint(b.shape[0])").text() == "64\n"
     assert kernel.run("%%kcoral profile\nb / 0\n1 / 0", seconds=60).ename == "ZeroDivisionError"

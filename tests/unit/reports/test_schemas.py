@@ -13,6 +13,7 @@ from kcoral_magic.display.bench import BenchReport, JudgeReport
 from kcoral_magic.display.findings import SanitizerReport
 from kcoral_magic.display.profile import Report
 from kcoral_magic.display.trace import IketReport, TorchReport
+from kcoral_magic.display.twin import fitting
 from kcoral_magic.reports import iket, ncu_rep
 from kcoral_magic.reports.bench import Bench, Machine, Measured
 from kcoral_magic.reports.ptxas import Usage
@@ -71,4 +72,11 @@ def test_every_schema_has_a_document() -> None:
 def test_real_reports_are_as_the_schema_says(name: str) -> None:
     report = Report(ncu_rep.read(sample(f"{name}.ncu-rep")))
     validate(report.json(), "ncu-1")
-    validate(report._repr_mimebundle_()["application/json"], "ncu-1")
+    validate(report.compact(), "ncu-1")
+
+
+def test_data_that_an_agent_gets_unasked_is_cut_to_its_size_and_says_so() -> None:
+    made = fitting({"schema": "x", "findings": [{"kind": "k" * 100, "n": n} for n in range(5000)], "notes": ["a", "b"]})
+    assert len(json.dumps(made)) <= 64 * 1024
+    assert made["cut"] == {"findings": 5000}
+    assert made["notes"] == ["a", "b"]
