@@ -11,6 +11,7 @@ from kcoral_magic.reports.ncu import Curve
 from kcoral_magic.reports.roofline import Chart
 from kcoral_magic.reports.views import Flow, MemoryChart
 
+_LABEL = 18  # pixels between two roofs whose names would touch
 _LOWEST, _HIGHEST = 1e-4, 1e9  # FLOP a byte: what is beyond stands at the edge
 
 
@@ -32,10 +33,10 @@ def stalls(rows: Sequence[tuple[str, float]], most: int = 8) -> str:
     """Cycles between two instructions of a warp, by reason."""
     shown = [(label, value, f"{value:.2f}") for label, value in rows[:most] if value > 0]
     says = "Cycles a warp waits between two instructions: " + ", ".join(f"{label} {text}" for label, _, text in shown)
-    return svg.bars(shown, says=says, colors=(svg.PURPLE,), width=400)
+    return svg.bars(shown, says=says, colors=(svg.PURPLE,))
 
 
-def roofline(chart: Chart, width: float = 460, height: float = 250) -> str:
+def roofline(chart: Chart, width: float = 390, height: float = 240) -> str:
     """Work against intensity, both logarithmic, with the roofs and what the kernel reached."""
     points = [(point, point.intensity) for point in chart.points if point.flop_per_s > 0 and point.intensity]
     ridges = [ceiling.ridge for ceiling in chart.ceilings]
@@ -60,7 +61,9 @@ def roofline(chart: Chart, width: float = 460, height: float = 250) -> str:
         ]
         parts.append(svg.line([(x.at(a), y.at(b)) for a, b in corner], color))
         text = f"{ceiling.label} {scaled(ceiling.flop_per_s, 'FLOP/s')}"
-        parts.append(svg.words(x.end - 4, y.at(ceiling.flop_per_s) - 5, text, anchor="end", color=color))
+        roof = y.at(ceiling.flop_per_s)
+        is_close = any(0 < roof - y.at(other.flop_per_s) < _LABEL for other in chart.ceilings)
+        parts.append(svg.words(x.end - 4, roof + (13 if is_close else -5), text, anchor="end", color=color))
         says.append(f"{ceiling.label} roof {scaled(ceiling.flop_per_s, 'FLOP/s')}")
     labels = [ceiling.label for ceiling in chart.ceilings]
     for point, intensity in points:

@@ -84,7 +84,7 @@ def _table(changes: Sequence[Change]) -> str:
         )
         for change in changes
     ]
-    return grid(("metric", "before", "after", ""), rows, right=(1, 2, 3))
+    return grid(("metric", "before", "after", ""), rows, right=(1, 2, 3), wraps=0)
 
 
 def _ratio(change: Change) -> str:

@@ -129,7 +129,9 @@ def _hot_spots(spots: tuple[HotSpot, ...]) -> str:
     if not spots:
         return ""
     has_source = any(spot.line is not None and spot.line.file for spot in spots)
-    heads = ["", "samples" if spots[0].samples else "executed", "", "offset", "instruction", "waits for"]
+    has_lines = any(spot.line is not None for spot in spots)
+    heads = ["", "samples" if spots[0].samples else "executed", "", "offset", "waits for"]
+    heads += [*(["instruction"] if has_lines else []), *(["source"] if has_source else [])]
     rows = []
     for spot in spots:
         line = spot.line
@@ -139,14 +141,15 @@ def _hot_spots(spots: tuple[HotSpot, ...]) -> str:
             f"{spot.samples or spot.executed or 0:,}",
             faint(f"{spot.share:.1%}"),
             f"{spot.offset:#x}",
-            f"<code>{escape(line.text[:90])}</code>" if line else "",
             escape(", ".join(waits)),
         ]
+        if has_lines:
+            cells.append(f"<code>{escape(line.text[:90])}</code>" if line else "")
         if has_source:
             cells.append(escape(f"{line.file.rpartition('/')[2]}:{line.line}") if line and line.file else "")
         rows.append(cells)
-    said = "" if any(spot.line for spot in spots) else "instructions are named where nvdisasm is: kcoral-magic[asm]"
-    return heading("Hot spots", said) + grid([*heads, *(["source"] if has_source else [])], rows, right=(1, 2, 3))
+    said = "" if has_lines else "instructions are named where nvdisasm is: kcoral-magic[asm]"
+    return heading("Hot spots", said) + grid(heads, rows, right=(1, 2, 3))
 
 
 def _sections(kernel: Kernel) -> str:

@@ -16,8 +16,8 @@ def faint(text: str) -> str:
 
 def beside(*blocks: str) -> str:
     """Blocks side by side, as far as the page is wide."""
-    shown = "".join(f'<div style="max-width:480px">{block}</div>' for block in blocks if block)
-    return f'<div style="display:flex;flex-wrap:wrap;gap:0 28px">{shown}</div>' if shown else ""
+    shown = "".join(f'<div style="max-width:395px">{block}</div>' for block in blocks if block)
+    return f'<div style="display:flex;flex-wrap:wrap;gap:0 24px">{shown}</div>' if shown else ""
 
 
 def note(text: str) -> str:
@@ -61,7 +61,7 @@ def grid(heads: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collecti
     styles = []
     for place in range(len(heads)):
         style = _CELL.format("right" if place in right else "left")
-        styles.append(style if place == wraps else f"{style};white-space:nowrap")
+        styles.append(f"{style};{'overflow-wrap:anywhere' if place == wraps else 'white-space:nowrap'}")
     head = "".join(
         f'<th style="{style};{FAINT}">{escape(name)}</th>' for style, name in zip(styles, heads, strict=True)
     )

@@ -55,8 +55,8 @@ def bars(
     most: float | None = None,
     says: str,
     colors: Sequence[str] = (BLUE,),
-    label_width: float = 150,
-    width: float = 460,
+    label_width: float = 120,
+    width: float = 390,
     marks: Sequence[float | None] = (),
 ) -> str:
     """Horizontal bars: a label, a length, and what stands at its end.
