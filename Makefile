@@ -67,7 +67,7 @@ $(VENV)/.demo: $(VENV)/.python pyproject.toml
 
 $(VENV)/.test: $(VENV)/.python pyproject.toml
 	@echo "installing what the tests need into $(VENV) …"
-	@$(PIP) -e '.[test]' -c tests/constraints.txt
+	@$(PIP) -e '.[test,asm,zstd,oracle]' -c tests/constraints.txt
 	@touch $@ $(VENV)/.demo
 
 # The real KCoral, in an environment of its own: client and CLI for tests/kcoral, its server for the benchmark, and our

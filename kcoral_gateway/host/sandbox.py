@@ -32,7 +32,7 @@ _INNER_ID = 1000
 # Denied with EPERM. mount and namespaces: ways out of the layout. keyctl, bpf, perf, io_uring, userfaultfd: kernel
 # attack surface that no notebook needs. ptrace and process_vm: other processes of the sandbox's user. What CUDA needs
 # (memfd_create, ioctl, mlock) stays allowed. shmget: memory that no process and no tmpfs shows.
-# Tools that must trace get a second profile when profiling comes.
+# Profilers inject a library rather than trace, so they need none of these; that has not been seen on a GPU yet.
 _DENIED = (
     "acct add_key bpf chroot delete_module fanotify_init finit_module fsconfig fsmount fsopen fspick init_module "
     "io_uring_enter io_uring_register io_uring_setup ioperm iopl kcmp kexec_file_load kexec_load keyctl "
