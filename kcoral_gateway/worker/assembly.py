@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -56,6 +57,8 @@ def triton(
     from triton.compiler import ASTSource
     from triton.runtime.jit import JITFunction
 
+    # The wheel brings NVIDIA's assembler and disassembler.
+    tools = f"{os.path.join(os.path.dirname(compiler.__file__), 'backends', 'nvidia', 'bin')}:/usr/local/cuda/bin"
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "kernel.py")
         Path(path).write_text(source, "utf-8")
@@ -80,29 +83,31 @@ def triton(
             except Exception as error:  # noqa: BLE001 - the compiler raises anything for what a person wrote
                 made[arch] = {"error": f"{type(error).__name__}: {error}"}
                 continue
-            cubin = Path(folder, "k.cubin")
-            cubin.write_bytes(code.asm["cubin"])
-            metadata = code.metadata
-            usage = (
-                f"ptxas info : Compiling entry function '{metadata.name}' for '{arch}'\n"
-                f"ptxas info : Used {getattr(code, 'n_regs', None) or _registers(str(cubin))} registers, "
-                f"{metadata.shared} bytes smem\n"
-            )
-            made[arch] = {"usage": usage, "ptx": code.asm["ptx"], "cubin": code.asm["cubin"], "sass": _sass(str(cubin))}
+            (Path(folder) / "k.ptx").write_text(code.asm["ptx"])
+            (Path(folder) / "k.cubin").write_bytes(code.asm["cubin"])
+            made[arch] = {
+                "usage": _usage(folder, code.asm["ptx"], tools),
+                "ptx": code.asm["ptx"],
+                "cubin": code.asm["cubin"],
+                "sass": _sass(os.path.join(folder, "k.cubin"), tools),
+            }
         return made
 
 
-def _registers(cubin: str) -> int:
-    """Of the one kernel, by cuobjdump; 0 where that is not."""
-    tool = shutil.which("cuobjdump", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")
-    if tool is None:
-        return 0
-    said = _run([tool, "-res-usage", cubin], ".").stdout
-    return int(said.partition("REG:")[2].split()[0]) if "REG:" in said else 0
+def _usage(folder: str, ptx: str, tools: str) -> str:
+    """What ptxas says of the PTX, assembled once more: Triton keeps it to itself."""
+    found = re.search(r"^\.target (sm_\w+)", ptx, re.MULTILINE)
+    for name in ("ptxas", "ptxas-blackwell"):  # the wheel has two, and each knows other versions of PTX
+        ptxas = shutil.which(name, path=tools)
+        if found is not None and ptxas is not None:
+            said = _run([ptxas, "-v", f"--gpu-name={found[1]}", "k.ptx", "-o", "again.cubin"], folder)
+            if not said.returncode:
+                return said.stdout + said.stderr
+    return ""
 
 
-def _sass(cubin: str) -> str:
-    tool = shutil.which("nvdisasm")
+def _sass(cubin: str, tools: str = "") -> str:
+    tool = shutil.which("nvdisasm") or shutil.which("nvdisasm", path=tools)
     return _run([tool, "-c", "-g", cubin], ".").stdout if tool is not None else ""
 
 

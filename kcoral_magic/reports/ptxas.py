@@ -64,7 +64,7 @@ def usages(text: str) -> dict[str, Usage]:
 _FUNCTION = re.compile(r"^\s*(?:\.visible\s+|\.weak\s+)?\.entry\s+([\w$]+)")
 _LOC = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"')
-_SILENT = (".loc", ".file", "//", ".reg", ".param", ".pragma", "{", "}", "(", ")")
+_SILENT = ("//", "{", "}", "(", ")", "$L__tmp", "$L__func")
 
 
 def ptx_listing(text: str) -> dict[str, list[Line]]:
@@ -82,7 +82,8 @@ def ptx_listing(text: str) -> dict[str, list[Line]]:
             file, number = files.get(loc[1], ""), int(loc[2])
             continue
         line = raw.strip()
-        if current is None or not line or line.startswith(_SILENT):
+        is_directive = line.startswith(".") and not line.startswith(".shared")
+        if current is None or not line or is_directive or line.startswith(_SILENT):
             if line == "}":
                 current = None
             continue

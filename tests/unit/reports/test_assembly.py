@@ -81,3 +81,27 @@ def test_an_unknown_gpu_or_an_impossible_block_has_no_occupancy() -> None:
 @pytest.mark.parametrize(("arch", "capability"), [("sm_90a", "9.0"), ("sm_75", "7.5"), ("sm_121", "12.1"), ("x", "")])
 def test_an_architecture_is_a_capability(arch: str, capability: str) -> None:
     assert capability_of(arch) == capability
+
+
+TRITON = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, at < n) + tl.load(y + at, at < n), at < n)
+"""
+
+
+def test_a_triton_kernel_is_compiled_without_a_gpu() -> None:
+    pytest.importorskip("triton", reason="triton is not installed (170 MB): its wheel compiles without a GPU")
+    from kcoral_gateway.worker import assembly
+
+    types = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32", "BLOCK": "constexpr"}
+    made = assembly.triton(TRITON, ["sm_80", "sm_90"], types, {"BLOCK": 1024}, 4)
+    for arch in ("sm_80", "sm_90"):
+        assert usages(made[arch]["usage"])["add"].registers > 0
+        assert any("ld.global" in line.text for line in ptx_listing(made[arch]["ptx"])["add"])
+        assert made[arch]["cubin"][:4] == b"\x7fELF"
