@@ -25,7 +25,10 @@ class Completer:
         session_names: Callable[[], Sequence[str]],
         here: Callable[[], Sequence[str]] = list,
         there: Callable[[str], Sequence[str]] = lambda session: (),
+        tools: Mapping[str, Callable[[], Sequence[str]]] | None = None,
     ) -> None:
+        """``tools`` are words that a cell's line may begin with, with what gives their options."""
+        self._tools = tools or {}
         self._here = here
         self._there = there
         self._cell_options = cell_options
@@ -61,11 +64,16 @@ class Completer:
             return self._session_names()
         if done[-1:] == ["--gpus"]:
             return ["1", "2", "4", "8", "all"]
+        if done[:1] and done[0] in self._tools:
+            own = self._tools[done[0]]()
+            words = ("view", "diff", "log") if magic == "%kcoral" and len(done) == 1 else ()
+            return [*words, *(option for option in own if option not in done)]
         if magic == "%%kcoral":
+            tools = [] if done or symbol.startswith("-") else list(self._tools)
             repeatable = (*_SENDS, *_FETCHES)
-            return [option for option in self._cell_options if option not in done or option in repeatable]
+            return tools + [option for option in self._cell_options if option not in done or option in repeatable]
         if not done:
-            return list(self._subcommands)
+            return [*self._subcommands, *self._tools]
         if done[0] in _TAKES_SESSION and not symbol.startswith("-"):
             return self._session_names()
         return [option for option in self._subcommands.get(done[0], ()) if option not in done]

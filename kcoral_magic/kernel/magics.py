@@ -6,6 +6,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,15 @@ class KCoral(Magics):
         self._session_names: tuple[str, ...] = ()
         self.completer = Completer(
             options_of(self._cell_parser),
-            {name: options_of(parser) for name, parser in self._parsers.items()} | {name: [] for name in family.TOOLS},
+            {name: options_of(parser) for name, parser in self._parsers.items()},
             lambda: self._session_names,
             here=self._names_here,
             there=self._names_there,
+            tools={name: partial(self._options_of, name) for name in family.TOOLS},
         )
+
+    def _options_of(self, tool: str) -> list[str]:
+        return options_of(self.profiling.parser(tool, is_cell=True))
 
     def _names_here(self) -> list[str]:
         hidden = self.shell.user_ns_hidden

@@ -175,9 +175,9 @@ def documentation() -> str:
     for parser in line_parsers().values():
         usage = " ".join(parser.format_usage().split()[2:])
         if len(usage) > _USAGE:
-            usage = " ".join((parser.prog.split()[1], "[options]", *map(_word, parser._actions))).strip()
+            usage = " ".join(filter(None, (parser.prog.split()[1], "[options]", *map(_word, parser._actions))))
         lines.append(f"    {'%kcoral ' + usage:<54} {parser.description}")
-    lines += ["", "A cell under a tool, a program under it, and reports that lie here:", ""]
+    lines += ["", "A cell under a tool, a program, and reports that lie here (%kcoral ncu --help lists its options):", ""]
     for name, (_, text) in family.TOOLS.items():
         lines.append(f"    {f'%%kcoral {name} [options]':<54} {text}")
     lines += [f"    {line:<54} {text}" for line, text in family.LINES]

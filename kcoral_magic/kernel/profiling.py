@@ -26,6 +26,20 @@ class Profiling:
     def __init__(self, magics: KCoral) -> None:
         self._magics = magics
 
+    def parser(self, name: str, *, is_cell: bool) -> Parser:
+        """Of a cell's line, or of a program's."""
+        tool = family.find(name)
+        made = Parser(f"{'%' if is_cell else ''}%kcoral {name}", description=family.TOOLS[name][1])
+        if is_cell:
+            add_session_options(made)
+        else:
+            arguments.add_run_options(made, has_out=False)
+        tool.add_options(made)
+        made.add_argument("--json", action="store_true", dest="is_json", help="as data instead of a page")
+        if not is_cell:
+            made.add_argument("words", nargs=argparse.REMAINDER, metavar="PROGRAM [ARGS]")
+        return made
+
     # ── a cell ──
 
     def cell(self, name: str, words: list[str], cell: str) -> Any:
@@ -34,13 +48,13 @@ class Profiling:
         Raises:
             Exception: What the cell raised, or why there is nothing to show.
         """
+        tool = family.find(name)
+        parser = self.parser(name, is_cell=True)
+        if is_help(words):
+            print(parser.format_help())
+            return None
         if not cell.strip():
             raise UsageError(f"the cell is empty: write the code for {name} below the %%kcoral line")
-        tool = family.find(name)
-        parser = Parser(f"%%kcoral {name}")
-        add_session_options(parser)
-        tool.add_options(parser)
-        parser.add_argument("--json", action="store_true", dest="is_json", help="as data instead of a page")
         options = self._magics.with_defaults(parser.parse_args(words))
         surface = surface_for(self._magics.shell)
         if tool.WHERE == "apart":
@@ -143,6 +157,9 @@ class Profiling:
             UsageError: There is no such file, or the words make no command.
             ReportInvalid: The file is no report.
         """
+        if is_help(words):
+            print(self.parser(name, is_cell=family.find(name).WHERE != "under").format_help())
+            return None
         made = family.offline(name, words)
         return self.program(name, words) if made is None else made
 
@@ -155,11 +172,7 @@ class Profiling:
         tool = family.find(name)
         if tool.WHERE != "under":
             raise UsageError(tool.USAGE)
-        parser = Parser(f"%kcoral {name}")
-        arguments.add_run_options(parser, has_out=False)
-        tool.add_options(parser)
-        parser.add_argument("--json", action="store_true", dest="is_json", help="as data instead of a page")
-        parser.add_argument("words", nargs=argparse.REMAINDER, metavar="PROGRAM [ARGS]")
+        parser = self.parser(name, is_cell=False)
         options = parser.parse_args(arguments.separated(parser, words))
         program = options.words[1:] if options.words[:1] == ["--"] else options.words
         if not program:
@@ -176,3 +189,8 @@ class Profiling:
         for text in done.problems:
             surface.note(text)
         return self._show(tool.shown(done, options, None), surface, None, options)
+
+
+def is_help(words: list[str]) -> bool:
+    """Whether a line asks what it takes."""
+    return words[:1] in (["--help"], ["-h"])

@@ -360,3 +360,12 @@ def test_the_profiling_notebook_runs_as_it_is_shipped(
         assert words in shown
     if folder := os.environ.get("KCORAL_KEEP"):
         nbformat.write(notebook, Path(folder) / "profiling.ipynb")
+
+
+def test_a_tool_says_what_it_takes_and_tab_offers_it(kernel: Kernel) -> None:
+    assert "--launch-count N" in kernel.run("%kcoral ncu --help").text()
+    offered = kernel.run(
+        "c = get_ipython().magics_manager.registry['KCoral'].completer\n"
+        "print(c.candidates('%%kcoral n'), c.candidates('%%kcoral ncu --ex'), c.candidates('%kcoral ncu v'))"
+    )
+    assert offered.text() == "['ncu'] ['--expect'] ['view']\n"
