@@ -177,7 +177,7 @@ def documentation() -> str:
         if len(usage) > _USAGE:
             usage = " ".join(filter(None, (parser.prog.split()[1], "[options]", *map(_word, parser._actions))))
         lines.append(f"    {'%kcoral ' + usage:<54} {parser.description}")
-    lines += ["", "A cell under a tool, a program, and reports that lie here (%kcoral ncu --help lists its options):", ""]
+    lines += ["", "A cell under a tool, a program, and reports that lie here (%kcoral ncu --help for its options):", ""]
     for name, (_, text) in family.TOOLS.items():
         lines.append(f"    {f'%%kcoral {name} [options]':<54} {text}")
     lines += [f"    {line:<54} {text}" for line, text in family.LINES]

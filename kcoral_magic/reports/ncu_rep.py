@@ -9,28 +9,23 @@ A file comes from anywhere, so no length in it is believed, and what it may make
 
 from __future__ import annotations
 
-import math
 import re
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from kcoral_magic.errors import ReportInvalid
 from kcoral_magic.reports.fields import fields, inside, number, text
 from kcoral_magic.reports.ncu import (
     MOST_KERNELS,
     Code,
-    Focus,
     Kernel,
     Metric,
     Origin,
     Profile,
-    Rule,
-    RuleKind,
-    Speedup,
     Value,
 )
+from kcoral_magic.reports.rules import rules as rules_of
 from kcoral_magic.reports.sections import section
 from kcoral_magic.reports.units import unit_of
 
@@ -42,7 +37,6 @@ _MOST_PARTS = 4096  # sections and rules of a kernel: NVIDIA has some 30 of each
 _MOST_DEPTH = 16  # of messages in one another: they are 10 deep
 _U32 = struct.Struct("<I")
 _DOUBLE = struct.Struct("<d")
-_KINDS: tuple[RuleKind, ...] = ("none", "ok", "warning", "error", "optimization")
 
 
 def read(data: bytes, source: str = "") -> Profile:
@@ -214,7 +208,7 @@ class _Reader:
             elif key == 17:
                 sections.append((a, b))
             elif key == 19:
-                rules += _rules(data, a, b)
+                rules += rules_of(data, a, b)
                 if len(rules) > _MOST_PARTS:
                     raise ReportInvalid(f"the report is damaged: a kernel with more than {_MOST_PARTS:,} rules")
             elif key in names:
@@ -405,62 +399,6 @@ def _column(values: list[Value]) -> Sequence[Value]:
 def _three(data: bytes, a: int, b: int) -> tuple[int, int, int]:
     found = {key: value for key, value, kind in inside(data, a, b) if kind < 0}
     return found.get(1, 0), found.get(2, 0), found.get(3, 0)
-
-
-def _rules(data: bytes, at: int, end: int) -> list[Rule]:
-    """What a rule said, a message each; one that had nothing to say has no body."""
-    texts = {1: "", 2: "", 4: ""}
-    items: list[tuple[int, int]] = []
-    for key, a, b in inside(data, at, end):
-        if key in texts:
-            texts[key] = text(data, a, b)
-        elif key == 3:
-            items += [(c, d) for item, c, d in inside(data, a, b) if item == 1]
-    made = [_message(data, a, b, Rule(texts[1], texts[2], texts[4], "")) for a, b in items]
-    return [rule for rule in made if rule.text] or [Rule(texts[1], texts[2], texts[4], "")]
-
-
-def _message(data: bytes, at: int, end: int, rule: Rule) -> Rule:
-    message, title, kind = "", "", 0
-    speedup: Speedup | None = None
-    focus: list[Focus] = []
-    for what, a, b in inside(data, at, end):
-        if what == 1:
-            for part, c, d in inside(data, a, b):
-                if part == 1:
-                    message = text(data, c, d)
-                elif part == 2:
-                    kind = c
-                elif part == 4:
-                    title = text(data, c, d)
-        elif what == 8:
-            focus.append(_focus(data, a, b))
-        elif what == 10:
-            speedup = _speedup(data, a, b)
-    word = _KINDS[kind] if 0 <= kind < len(_KINDS) else "none"
-    return replace(rule, text=message, title=title, kind=word, speedup=speedup, focus=tuple(focus))
-
-
-def _speedup(data: bytes, a: int, b: int) -> Speedup | None:
-    is_global, percent = True, None
-    for key, c, d in inside(data, a, b):
-        if key == 1:
-            is_global = c == 1
-        elif key == 2:
-            percent = number(data, c, d)
-    return None if percent is None or not math.isfinite(percent) else ("global" if is_global else "local", percent)
-
-
-def _focus(data: bytes, a: int, b: int) -> Focus:
-    metric, value, info = "", 0.0, ""
-    for key, c, d in inside(data, a, b):
-        if key == 2:
-            metric = text(data, c, d)
-        elif key == 3:
-            value = number(data, c, d)
-        elif key == 5:
-            info = text(data, c, d)
-    return Focus(metric, value, info)
 
 
 def _nvtx(data: bytes, a: int, b: int) -> list[str]:
