@@ -146,7 +146,8 @@ def _hot_spots(spots: tuple[HotSpot, ...]) -> str:
         if has_lines:
             cells.append(f"<code>{escape(line.text[:90])}</code>" if line else "")
         if has_source:
-            cells.append(escape(f"{line.file.rpartition('/')[2]}:{line.line}") if line and line.file else "")
+            place = escape(f"{line.file.rpartition('/')[2]}:{line.line}") if line and line.file else ""
+            cells.append(f"{place} <code>{escape(line.source[:80])}</code>" if line and line.source else place)
         rows.append(cells)
     said = "" if has_lines else "instructions are named where nvdisasm is: kcoral-magic[asm]"
     return heading("Hot spots", said) + grid(heads, rows, right=(1, 2, 3))

@@ -84,6 +84,7 @@ def _kernel(kernel: Kernel, listings: Listings, has_metrics: bool) -> dict[str, 
                 "executed": spot.executed,
                 "sass": spot.line.text if spot.line else None,
                 "source": f"{spot.line.file}:{spot.line.line}" if spot.line and spot.line.file else None,
+                "source_text": (spot.line.source or None) if spot.line else None,
             }
             for spot in hot_spots(kernel, listings.get(kernel.mangled))
         ],

@@ -16,11 +16,15 @@ STEP = 16  # bytes of an instruction since Volta (compute capability 7.0)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One instruction of a disassembly, with its place in the source where the code has line information."""
+    """One instruction of a disassembly, with its place in the source where the code has line information.
+
+    ``source`` is that line's text, where the file is at hand.
+    """
 
     text: str
     file: str = ""
     line: int = 0
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

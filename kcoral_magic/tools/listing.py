@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from kcoral_magic.reports.hotspots import Line, disassembly
@@ -15,6 +16,7 @@ from kcoral_magic.reports.ncu import Profile
 
 _MOST_CODES = 8  # modules of a report that are disassembled, a tenth of a second each
 _LIMIT_S = 20.0
+_MOST_SOURCE_BYTES = 4 * 1024 * 1024
 
 
 def program(name: str) -> str | None:
@@ -38,7 +40,33 @@ def of(profile: Profile) -> Mapping[str, Mapping[int, Line]]:
     found: dict[str, Mapping[int, Line]] = {}
     for cubin in list(cubins)[:_MOST_CODES] if tool is not None else ():
         found |= disassembly(disassembled(tool, cubin) if tool else "")
-    return found
+    sources = _Sources()
+    return {name: {at: sources.told(line) for at, line in listing.items()} for name, listing in found.items()}
+
+
+class _Sources:
+    """Lines of source files that lie in this folder: a report names paths of another machine, and may name anything."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, list[str]] = {}
+
+    def told(self, line: Line) -> Line:
+        """The instruction with its source line."""
+        if not line.file:
+            return line
+        name = line.file.replace("\\", "/").rpartition("/")[2]
+        if name not in self._files:
+            self._files[name] = self._read(Path(name))
+        lines = self._files[name]
+        return replace(line, source=lines[line.line - 1].strip()[:200]) if 0 < line.line <= len(lines) else line
+
+    def _read(self, path: Path) -> list[str]:
+        try:
+            if path.is_symlink() or not path.is_file() or path.stat().st_size > _MOST_SOURCE_BYTES:
+                return []
+            return path.read_text("utf-8", "replace").splitlines()
+        except OSError:
+            return []
 
 
 def disassembled(tool: str, cubin: bytes) -> str:

@@ -21,7 +21,7 @@ REPORT = Writer().report([saxpy(), saxpy(9_876.0, name="scale")])
 
 def actions(path: Path) -> list[Any]:
     """The kernels as NVIDIA's reader has them."""
-    ncu_report = pytest.importorskip("ncu_report", reason="NVIDIA's reader: pip install kcoral-magic[nsight]")
+    ncu_report = pytest.importorskip("ncu_report", reason="NVIDIA's reader: pip install kcoral-magic[oracle]")
     context = ncu_report.load_report(str(path))
     ranges = [context.range_by_idx(index) for index in range(context.num_ranges())]
     return [one.action_by_idx(index) for one in ranges for index in range(one.num_actions())]
