@@ -126,6 +126,9 @@ class Filing:
         return self._magics.cells.digests.look(target).digest == digest
 
     def _ask(self, session: str, expression: str) -> Any:
+        client = self._magics.proxy.client(self._magics.target)
+        if session and session not in {info.name for info in client.sessions()}:
+            raise NotFoundError(f"there is no session {session!r}: %kcoral sessions lists yours")
         result = self._run(session, wants=[("found", expression)])
         return result.values["found"]
 

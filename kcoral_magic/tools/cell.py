@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kcoral_magic.client.exchange import Outgoing
 from kcoral_magic.client.files import FileSet
 from kcoral_magic.client.results import exception_of
-from kcoral_magic.errors import ValueRefused
+from kcoral_magic.errors import ExecutionTimeout, ValueRefused
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.tools import job
 from kcoral_magic.tools.base import OUTPUTS
@@ -135,12 +135,10 @@ def ended(execution: Execution) -> Ran:
     done = job.done_of(execution)
     said = done.said
     cell = said.get("cell")
-    return Ran(
-        done,
-        cell if cell in ("ok", "error", "timeout", "setup") else None,
-        _error(said.get("error"), execution.execution_id),
-        done.problems,
-    )
+    error = _error(said.get("error"), execution.execution_id)
+    if cell == "timeout":
+        error = ExecutionTimeout("the cell ran longer than --timeout; what the tool had until then is kept")
+    return Ran(done, cell if cell in ("ok", "error", "timeout", "setup") else None, error, done.problems)
 
 
 def _error(said: Any, execution_id: str) -> BaseException | None:

@@ -390,3 +390,9 @@ def test_a_script_runs_in_the_session_and_its_failure_is_the_cell_s(kernel: Kern
     assert (tmp_path / "got" / "made.txt").read_text() == "made"
     assert kernel.run("%%kcoral\nopen('made.txt').read()").shown() == ["'made'"]
     assert output(kernel.run("%kcoral run shell 'cat made.txt'")) == ["made"]
+
+
+def test_looking_into_a_session_that_does_not_exist_starts_none(kernel: Kernel) -> None:
+    for line in ("ls", "df", "get x", "rm x"):
+        assert "there is no session 'nope'" in kernel.run(f"%kcoral {line} --session nope").traceback
+    assert "nope" not in kernel.run("%kcoral sessions").shown()[0]
