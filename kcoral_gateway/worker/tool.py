@@ -40,7 +40,7 @@ def run(
     """Run ``argv`` to its end.
 
     Args:
-        folder: Made before, for what the tool writes.
+        folder: Made anew before, for what the tool writes.
         fetch: Patterns of files and folders in the workspace that go back, however it ended.
         hint: What to do if there is no such program.
 
@@ -49,7 +49,8 @@ def run(
         ``[(path, mode, data)]``, ``problems`` as texts.
     """
     global _status
-    if folder:
+    if folder:  # what an earlier run left there must not come back as this one's
+        shutil.rmtree(folder, ignore_errors=True)
         os.makedirs(folder, exist_ok=True)
     whole = {**os.environ, **env}
     program = shutil.which(argv[0], path=whole.get("PATH"))
