@@ -21,6 +21,7 @@ _FEWEST_SAMPLES = 20
 _LOOK_EVERY = 10  # samples between two looks at the interval
 _WARM_S = 0.05
 _RESULT = "__kcoral_result"
+_ZERO = 0.1  # of the tolerance, for what is near 0 beside the largest value; an absolute bound takes all that is small
 
 
 class NotRight(Exception):
@@ -200,10 +201,18 @@ def is_close(one: Any, other: Any) -> bool:
         if one.shape != other.shape:
             return False
         near = 1e-2 if one.dtype in (torch.float16, torch.bfloat16) else 1e-4
-        return bool(torch.allclose(one.double(), other.to(one.device).double(), near, 1e-5, equal_nan=True))
+        wide = torch.complex128 if one.is_complex() or other.is_complex() else torch.float64
+        one, other = one.to(wide), other.to(one.device, wide)
+        size = other.abs().nan_to_num(0.0, 0.0, 0.0).max().item() if other.numel() else 0.0
+        return bool(torch.allclose(one, other, near, _ZERO * near * size, equal_nan=True))
     numpy = sys.modules.get("numpy")
     if numpy is not None and (isinstance(one, numpy.ndarray) or isinstance(other, numpy.ndarray)):
-        return bool(numpy.shape(one) == numpy.shape(other) and numpy.allclose(one, other, 1e-4, 1e-6, equal_nan=True))
+        if numpy.shape(one) != numpy.shape(other):
+            return False
+        if not {numpy.asarray(one).dtype.kind, numpy.asarray(other).dtype.kind} & {"f", "c"}:
+            return bool(numpy.array_equal(one, other))
+        size = numpy.nan_to_num(numpy.abs(other), posinf=0.0).max(initial=0.0)
+        return bool(numpy.allclose(one, other, 1e-4, _ZERO * 1e-4 * size, equal_nan=True))
     if isinstance(one, float) and isinstance(other, int | float):
         return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-12)
     return bool(one == other)
