@@ -3,6 +3,10 @@
 A benchmark that shares a process with what it times believes whatever that says: timers were patched, results of the
 last run handed out again, work put off until nobody measured. Here the judge holds the seed, the clock and the
 reference; the candidate's process gets inputs through a socket and gives plain values back, which are never unpickled.
+The candidate can patch its side of that socket, and work while inputs come or results go. So a third process takes the
+same inputs and gives the same results with a solution that does nothing: longer than that is work out of the clock's
+sight. Calls alone, at the end, show a solution that looks ahead to the other inputs of its round and computes them at
+once; one that wins less than a few hundred microseconds by that is not seen.
 
 A judge's file defines ``inputs(rng)`` (``random.Random``), ``reference(*inputs)``, and may define ``check(result,
 expected)``, ``bytes(*inputs)``, ``flops(*inputs)``, ``peak_byte_per_s``, ``peak_flop_per_s``.
@@ -34,7 +38,11 @@ _ROUND_BYTES = 256 * 1024 * 1024
 _WELL_KNOWN = 0.02
 _ROUNDS = (8, 200)
 _ANSWER_S = 60.0
-_LATE = 0.5  # of the calls' time, spent after "done"
+_LATE = 0.5  # of the calls' time, spent before "go" or after "done"
+_TRAVEL = 0.3  # of what the idle one takes: memory that is touched first, copies from a GPU
+_LEAST_S = 1e-3
+_IDLE = f"def {ENTRY}(*given): return given[0]"
+_ALONE, _ALONE_TIMES, _ALONE_S = 5, 3.0, 300e-6  # calls alone; caches are colder then, and a message is not free
 _OWN_CLOCK = 0.5  # of our time, by the candidate's clock
 _LENGTH = struct.Struct("<Q")
 _MOST_BYTES = 2 * 1024 * 1024 * 1024
@@ -52,8 +60,8 @@ def run(source: str, judge: str, seconds: float) -> dict[str, Any]:
         if not callable(rules.get(name)):
             raise ValueError(f"a judge's file defines inputs(rng) and reference(*inputs); {name} is missing")
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)  # the candidate has our user id: it may not look into our memory
-    with _Candidate(source) as candidate:
-        return _Trial(rules, candidate, seconds).verdict()
+    with _Candidate(source) as candidate, _Candidate(_IDLE) as idle:
+        return _Trial(rules, candidate, idle, seconds).verdict()
 
 
 class _Failed(Exception):
@@ -86,16 +94,18 @@ class _Candidate:
         """Have it run the source."""
         self._ask("define", self._source)
 
-    def load(self, inputs: list[Any]) -> None:
-        """Send the inputs of the next round's calls."""
+    def load(self, inputs: list[Any]) -> float:
+        """Send the inputs of the next round's calls; how long that took."""
+        start = time.perf_counter()
         self._ask("load", inputs)
+        return time.perf_counter() - start
 
     def time(self, calls: int) -> tuple[float, float]:
         """Seconds of so many calls, by our clock and by its own."""
         start = time.perf_counter()
         own = self._ask("go", calls)
         took = time.perf_counter() - start
-        return took, float(own) if isinstance(own, int | float) and not isinstance(own, bool) else 0.0
+        return took, own if isinstance(own, float) else 0.0
 
     def results(self) -> tuple[list[Any], float]:
         """Those of the last round, and how long they took to come."""
@@ -107,9 +117,11 @@ class _Candidate:
         try:
             _send(self._socket, {"verb": verb, "value": value}, may_pickle=True)
             said = _receive(self._socket, takes_pickles=False)
+        except TimeoutError:
+            raise _Failed(f"its process did not answer within {_ANSWER_S:.0f} s") from None
         except (OSError, EOFError, ValueRefused) as error:
             raise _Failed(f"its process went away or sent no value ({type(error).__name__}: {error})") from None
-        if said.get("error"):
+        if said.get("error") is not None:
             raise _Failed(str(said["error"])[:2000])
         if isinstance(said.get("value"), ValueRefused):
             raise _Failed(str(said["value"])[:2000])
@@ -117,21 +129,23 @@ class _Candidate:
 
 
 class _Trial:
-    def __init__(self, rules: dict[str, Any], candidate: _Candidate, seconds: float) -> None:
+    def __init__(self, rules: dict[str, Any], candidate: _Candidate, idle: _Candidate, seconds: float) -> None:
         self._rules = rules
         self._candidate = candidate
+        self._idle = idle
         self._seconds = seconds
         self._rng = random.Random(os.urandom(32))  # nobody knows it, and no run repeats it
         self._suspect: dict[str, None] = {}
         self._samples: list[float] = []
         self._reference: list[float] = []
         self._former: list[Any] = []  # results of the first calls, and of the last
-        self._late = self._own = 0
+        self._early = self._late = self._own = 0
 
     def verdict(self) -> dict[str, Any]:
         try:
+            self._idle.define()
             self._candidate.define()
-            wrong = self._rounds()
+            wrong = self._rounds() or self._alone()
         except _Failed as error:
             return self._told("FAILED", [str(error)])
         if wrong:
@@ -148,11 +162,11 @@ class _Trial:
         calls, end = 1, time.perf_counter() + self._seconds
         while len(self._samples) < _ROUNDS[1]:
             inputs = [self._inputs() for _ in range(calls)]
-            self._candidate.load(inputs)
+            in_s = self._candidate.load(inputs)
             idle, _ = self._candidate.time(0)
             took, own = self._candidate.time(calls)
             results, first_s = self._candidate.results()
-            late = first_s - self._candidate.results()[1]  # the second time they only travel
+            second_s = self._candidate.results()[1]  # the second time they only travel
             if wrong := self._wrong(inputs, results):
                 return wrong
             a_call = max(took - idle, 1e-9) / calls
@@ -162,13 +176,43 @@ class _Trial:
                 if calls > len(inputs):
                     continue
             self._samples.append(a_call)
-            self._late += late > _LATE * (took - idle) + 1e-3
-            self._own += own < _OWN_CLOCK * (took - idle) and took - idle > 1e-3
+            spare = _LATE * (took - idle) + _LEAST_S
+            idle_in_s, idle_out_s = self._travels(inputs, results)
+            self._early += in_s - idle_in_s > spare + _TRAVEL * idle_in_s
+            late = max(first_s - second_s, min(first_s, second_s) - idle_out_s)
+            self._late += late > spare + _TRAVEL * idle_out_s
+            self._own += own < _OWN_CLOCK * (took - idle) and took - idle > _LEAST_S
             if len(self._samples) >= _ROUNDS[0] and (
                 relative_width(self._samples) < _WELL_KNOWN or time.perf_counter() > end
             ):
                 break
         return ""
+
+    def _alone(self) -> str:
+        """Calls whose inputs come one by one; what was wrong, if anything was."""
+        times = []
+        for _ in range(_ALONE):
+            inputs = [self._inputs()]
+            self._candidate.load(inputs)
+            idle, _ = self._candidate.time(0)
+            took, _ = self._candidate.time(1)
+            if wrong := self._wrong(inputs, self._candidate.results()[0]):
+                return wrong
+            times.append(took - idle)
+        in_round, alone = median(self._samples), median(times)
+        if alone > _ALONE_TIMES * in_round + _ALONE_S:
+            text = f"a call alone takes {alone:.3g} s, one among others {in_round:.3g} s: it looked ahead in its inputs"
+            self._suspect[text] = None
+        return ""
+
+    def _travels(self, inputs: list[Any], results: list[Any]) -> tuple[float, float]:
+        """How long inputs take to come, and results to go, where nothing is computed."""
+        in_s = self._idle.load(inputs)
+        self._idle.load([(result,) for result in results])
+        self._idle.time(len(results))
+        out_s = self._idle.results()[1]
+        self._idle.load([])
+        return in_s, out_s
 
     def _inputs(self) -> tuple[Any, ...]:
         made = self._rules["inputs"](self._rng)
@@ -182,7 +226,11 @@ class _Trial:
             start = time.perf_counter()
             expected = self._rules["reference"](*given)
             self._reference.append(time.perf_counter() - start)
-            if not bool(check(result, expected)):
+            try:
+                is_right = bool(check(result, expected))
+            except Exception as error:  # noqa: BLE001 - a result of another kind than the check takes
+                return f"call {place} gave {result!r:.150}, which the check does not take ({error!r:.200})"
+            if not is_right:
                 if any(bool(check(result, former)) for former in self._former):
                     return f"call {place} gave an earlier call's result: it was replayed"
                 return f"call {place} gave {result!r:.150} instead of {expected!r:.150}"
@@ -200,6 +248,8 @@ class _Trial:
                     text = f"{middle:.3g} s a call is below the roofline: {amount} alone take {least:.3g} s"
                     self._suspect[text] = None
         rounds = len(self._samples)
+        if self._early > rounds / 2:
+            self._suspect["it computed while its inputs came, before the clock ran"] = None
         if self._late > rounds / 2:
             self._suspect["it computed after it had said that it was done"] = None
         if self._own > rounds / 2:
