@@ -63,7 +63,7 @@ def copied(reads: Sequence[str], *, has_files: bool = True) -> dict[str, Any]:
         if not (name in hidden and namespace[name] is hidden[name])
     }
     made, problems = _pickled(found)
-    files, left = _packed(Path.cwd()) if has_files else (b"", [])
+    files, left = _packed(Path()) if has_files else (b"", [])
     return {
         **made,
         "problems": [*problems, *left],
@@ -82,7 +82,11 @@ def _reached(reads: Sequence[str], namespace: dict[str, Any]) -> list[str]:
         if name in found:
             continue
         found[name] = None
-        for code in _codes(namespace[name], namespace):
+        try:
+            codes = list(_codes(namespace[name], namespace))
+        except Exception:  # noqa: BLE001 - a dead proxy, or a class of the user's that answers nothing
+            continue
+        for code in codes:
             waiting += [used for used in code.co_names if used in namespace and used not in found]
     return list(found)
 
@@ -119,15 +123,22 @@ def _pickled(found: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     problems = []
     try:
         return _one_pickle(found), []
-    except Exception:  # noqa: BLE001 - any __reduce__ may raise anything: now one by one
+    except (Exception, SystemExit):  # noqa: BLE001 - any __reduce__ may raise anything: now one by one
         kept = {}
         for name, value in found.items():
             try:
                 _one_pickle({name: value})
                 kept[name] = value
-            except Exception as error:  # noqa: BLE001 - the same
-                problems.append(f"{name} cannot be copied: {pickled.explain(value, name, error)}"[:_TEXT])
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the same
+                problems.append(f"{name} cannot be copied: {_explained(value, name, error)}"[:_TEXT])
     return _one_pickle(kept), problems
+
+
+def _explained(value: Any, name: str, error: BaseException) -> str:
+    try:
+        return str(pickled.explain(value, name, error))
+    except (Exception, SystemExit):  # noqa: BLE001 - to look for the part that cannot go asks all parts
+        return f"it raises {type(error).__name__}"
 
 
 def _one_pickle(values: dict[str, Any]) -> dict[str, Any]:
@@ -142,19 +153,25 @@ def _one_pickle(values: dict[str, Any]) -> dict[str, Any]:
 
 def _packed(root: Path) -> tuple[bytes, list[str]]:
     """The workspace's files as a tar, the smallest first, and which were too large."""
-    found = sorted(
-        (path.stat().st_size, path)
-        for path in root.rglob("*")
-        if path.is_file() and not path.is_symlink() and path.name not in (_ORDER, _ENDED)
-    )
-    made, left, total = io.BytesIO(), [], 0
+    found, left, total = [], [], 0
+    for path in root.rglob("*"):
+        try:
+            if path.is_file() and not path.is_symlink() and path.name not in (_ORDER, _ENDED):
+                found.append((path.stat().st_size, path))
+        except OSError as error:  # it went away, or lies in a folder that is closed to us
+            left.append(f"{path.relative_to(root)} is not copied: {error.strerror}")
+    found.sort()
+    made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as archive:
         for size, path in found:
             total += size
             if total > _MOST_FILES_BYTES:
                 left.append(f"{path.relative_to(root)} ({size:,} bytes) is not copied: more than 256 MiB of files")
-            else:
+                continue
+            try:
                 archive.add(path, str(path.relative_to(root)), recursive=False)
+            except OSError as error:
+                left.append(f"{path.relative_to(root)} is not copied: {error.strerror or error}")
     return made.getvalue() if found else b"", left[:20]
 
 
@@ -205,15 +222,11 @@ def run(
     tool.take_status()  # it is the tool's: whether the cell went well is said by itself
     try:
         said = json.loads(Path(_ENDED).read_text("utf-8"))
-    except (OSError, ValueError):
-        said = {"status": None, "error": None, "problems": []}
+        status, error, problems = said["status"], said["error"], [*ended["problems"], *said["problems"]]
+    except (OSError, ValueError, LookupError, TypeError):  # the cell's process went away, or wrote there itself
+        status, error, problems = None, None, ended["problems"]
     Path(_ORDER).unlink(missing_ok=True)
-    return {
-        **ended,
-        "cell": said["status"],
-        "error": said["error"],
-        "problems": [*ended["problems"], *said["problems"]],
-    }
+    return {**ended, "cell": status, "error": error, "problems": problems}
 
 
 # ── in the tool's child ──
