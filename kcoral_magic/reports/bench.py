@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
 
 from kcoral_magic.reports import statistics
 from kcoral_magic.reports.statistics import Comparison, Summary
@@ -311,21 +311,40 @@ def recalled(said: Mapping[str, Any]) -> tuple[str, Machine, tuple[Measured, ...
         ValueError: It is no line of ours.
     """
     try:
-        points = tuple(
-            Measured(
-                method=point["method"],
-                samples=tuple(float(sample) for sample in point["samples"]),
-                is_cold=bool(point["is_cold"]),
-                bytes=point.get("bytes"),
-                flops=point.get("flops"),
-                at=dict(point.get("at", {})),
-            )
-            for point in said["points"]
+        points = tuple(map(_recalled, said["points"]))
+        given = said["machine"]
+        texts = {name: str(given.get(name, ""))[:200] for name in _TEXTS}
+        l2 = _amount(given.get("l2_bytes"))
+        machine = Machine(
+            **texts,
+            l2_bytes=int(l2) if l2 is not None else None,
+            peak_byte_per_s=_amount(given.get("peak_byte_per_s")),
         )
-        known = {one.name for one in fields(Machine)}
-        machine = Machine(**{key: value for key, value in said["machine"].items() if key in known})
-        if not points or not all(point.samples for point in points):
-            raise ValueError("it has no samples")
+        if not points:
+            raise ValueError("no points")
         return str(said["source"]), machine, points
-    except (KeyError, TypeError, AttributeError) as error:
+    except KeyError as error:
         raise ValueError(f"a line of a benchmark's log has no {error}") from None
+    except (TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise ValueError(f"a line of a benchmark's log is damaged: {error!s:.100}") from None
+
+
+_TEXTS = ("gpu", "driver", "cuda", "torch", "cpu", "clock_policy")
+
+
+def _recalled(point: Mapping[str, Any]) -> Measured:
+    samples = tuple(float(sample) for sample in point["samples"])
+    if point["method"] not in get_args(Method) or not samples or not all(0 <= one < math.inf for one in samples):
+        raise ValueError("no samples, or of no method")
+    return Measured(
+        point["method"],
+        samples,
+        bool(point["is_cold"]),
+        bytes=_amount(point.get("bytes")),
+        flops=_amount(point.get("flops")),
+        at=dict(point.get("at", {})),
+    )
+
+
+def _amount(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and abs(value) < math.inf else None

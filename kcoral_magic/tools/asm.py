@@ -13,6 +13,7 @@ from kcoral_magic.errors import ToolFailed, UsageError, ValueRefused
 from kcoral_magic.reports.hotspots import disassembly
 from kcoral_magic.reports.ptxas import ptx_listing, usages
 from kcoral_magic.tools import listing
+from kcoral_magic.tools import said as said_by
 
 if TYPE_CHECKING:
     from kcoral_magic.client.sync import Client, Execution
@@ -22,6 +23,7 @@ USAGE = "%%kcoral asm [options] over a cell with a kernel"
 _ARCH = re.compile(r"(?:sm_)?(\d{2,3}[af]?)")
 _ASK = "__import__('kcoral_gateway.worker.assembly', fromlist=['cuda'])"
 _MOST_ARCHS = 12
+_MOST_TEXT = 1 << 26  # characters of PTX or SASS
 
 
 def add_options(to: argparse.ArgumentParser) -> None:
@@ -79,8 +81,8 @@ def _triton(options: argparse.Namespace) -> tuple[dict[str, str], dict[str, Any]
         name, _, text = part.partition("=")
         try:
             constants[name.strip()] = ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError):
-            raise UsageError(f"--const has a name and a value, as in BLOCK=1024; got {part!r}") from None
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            raise UsageError(f"--const has a name and a value, as in BLOCK=1024; got {part!r:.200}") from None
         signature[name.strip()] = "constexpr"
     return signature, constants
 
@@ -111,9 +113,9 @@ def ended(execution: Execution, source: str, options: argparse.Namespace) -> Ass
 def _built(arch: str, said: Any) -> Built:
     """What a worker says of one architecture, as far as it is that."""
     if not isinstance(said, Mapping) or "error" in said:
-        text = str(said.get("error")) if isinstance(said, Mapping) else "the worker said nothing of it"
-        return Built(arch, {}, {}, {}, text)
-    usage, ptx, sass = (str(said.get(name, "")) for name in ("usage", "ptx", "sass"))
+        text = said_by.text(said["error"], _MOST_TEXT) if isinstance(said, Mapping) else ""
+        return Built(arch, {}, {}, {}, text or "the worker said nothing of it")
+    usage, ptx, sass = (said_by.text(said.get(name), _MOST_TEXT) for name in ("usage", "ptx", "sass"))
     cubin = bytes(said["cubin"]) if isinstance(said.get("cubin"), bytes | memoryview) else b""
     if not sass and cubin and (tool := listing.program("nvdisasm")) is not None:
         sass = listing.disassembled(tool, cubin)

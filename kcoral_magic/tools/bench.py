@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,8 @@ from kcoral_magic.display.quantities import time as spoken
 from kcoral_magic.errors import ExpectationFailed, NotFoundError, RemoteError, UsageError, ValueRefused
 from kcoral_magic.reports import bench as reports
 from kcoral_magic.reports.bench import Bench, Machine, Measured, Reading
-from kcoral_magic.tools import kept
+from kcoral_magic.tools import arguments, kept
+from kcoral_magic.tools import said as said_by
 from kcoral_magic.tools.family import Shown
 
 if TYPE_CHECKING:
@@ -48,18 +51,20 @@ def add_options(to: argparse.ArgumentParser) -> None:
     add("--bytes", metavar="EXPRESSION", help="what a call moves, for GB/s")
     add("--flops", metavar="EXPRESSION", help="what a call computes, for FLOP/s")
     add("--sweep", action="append", default=[], type=_sweep, metavar="n=256,1024", help="for each value; repeatable")
-    add("--seconds", type=float, default=2.0, metavar="S", help="most for each body and point (2)")
+    add("--seconds", type=arguments.seconds, default=2.0, metavar="S", help="most for each body and point (2)")
     add("--judge", metavar="FILE", help="judge the cell's solution() on inputs it cannot know, from outside")
 
 
 def _sweep(text: str) -> tuple[str, list[Any]]:
     name, _, values = text.partition("=")
     if not name.strip().isidentifier() or not values.strip():
-        raise argparse.ArgumentTypeError(f"a name and values as in n=256,1024; got {text!r}")
+        raise argparse.ArgumentTypeError(f"a name and values as in n=256,1024; got {text!r:.200}")
     try:
         made = ast.literal_eval(f"[{values}]")
-    except (ValueError, SyntaxError):
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         made = [word.strip() for word in values.split(",")]
+    if any(isinstance(one, float) and not math.isfinite(one) for one in made) or "" in made:
+        raise argparse.ArgumentTypeError(f"values as in n=256,1024, none of them empty or infinite; got {text!r:.200}")
     return name.strip(), made
 
 
@@ -81,6 +86,8 @@ def start(
     Raises:
         UsageError: The sweep has too many points.
     """
+    if options.name:
+        _place(options.name)  # a wrong one is told before anything is timed
     if options.judge:
         return _judged(session, cell, options)
     sweep = dict(options.sweep)
@@ -132,11 +139,14 @@ def _judged(session: Session, cell: str, options: argparse.Namespace) -> Executi
 def _verdict(said: Any) -> Shown:
     """What the judge found; anything but RIGHT fails the cell."""
     verdicts = ("RIGHT", "WRONG", "SUSPECT", "FAILED")
-    if not isinstance(said, dict) or said.get("verdict") not in verdicts:
+    verdict = said.get("verdict") if isinstance(said, dict) else None
+    if not isinstance(verdict, str) or verdict not in verdicts:
         raise ValueRefused("the worker sent no judgement")
-    samples = tuple(float(one) for one in said.get("samples", ())[:_MOST_SAMPLES] if _number(one) is not None)
-    reasons = tuple(str(one)[:2000] for one in said.get("reasons", ())[:20])
-    made = JudgeReport(said["verdict"], reasons, samples, _number(said.get("reference_s")))
+    given = said.get("samples")
+    times = map(said_by.number, given[:_MOST_SAMPLES] if isinstance(given, list) else ())
+    samples = tuple(one for one in times if one is not None)
+    reasons = said_by.texts(said.get("reasons"), 20, 2000)
+    made = JudgeReport(verdict, reasons, samples, said_by.number(said.get("reference_s")))
     failed = None if made.verdict == "RIGHT" else ExpectationFailed(f"{made.verdict}: {'; '.join(reasons)}")
     return Shown(made, failed)
 
@@ -163,7 +173,7 @@ def read(said: Any, options: argparse.Namespace, source: str, former: Former) ->
         candidate = tuple(_measured(point["candidate"]) for point in points)
         baseline = tuple(_measured(point["baseline"]) for point in points if "baseline" in point)
         machine = _machine(said)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueRefused(f"the worker sent no measurements ({type(error).__name__}: {error!s:.100})") from None
     if not candidate:
         raise ValueRefused("the worker measured nothing")
@@ -179,9 +189,7 @@ def read(said: Any, options: argparse.Namespace, source: str, former: Former) ->
         source=source,
         made_on=None if is_interleaved else former[1],
     )
-    if made.name:
-        _keep(made.name, made)
-    return BenchReport(made)
+    return BenchReport(_keep(made.name, made) if made.name else made)
 
 
 def _measured(said: Mapping[str, Any]) -> Measured:
@@ -192,38 +200,44 @@ def _measured(said: Mapping[str, Any]) -> Measured:
         method=said["method"],
         samples=samples,
         is_cold=said["is_cold"] is True,
-        first_s=_number(said.get("first_s")),
-        host_s=_number(said.get("host_s")),
-        flush_bytes=said["flush_bytes"] if isinstance(said.get("flush_bytes"), int) else None,
-        kernels=said["kernels"] if isinstance(said.get("kernels"), int) else None,
+        first_s=said_by.number(said.get("first_s")),
+        host_s=said_by.number(said.get("host_s")),
+        flush_bytes=said["flush_bytes"] if said_by.is_small(said.get("flush_bytes")) else None,
+        kernels=said["kernels"] if said_by.is_small(said.get("kernels")) else None,
         has_nan=said.get("has_nan") is True,
         is_stopped=said.get("is_stopped") is True,
-        bytes=_number(said.get("bytes")),
-        flops=_number(said.get("flops")),
-        at={str(name)[:60]: value for name, value in dict(said.get("at", {})).items()},
+        bytes=said_by.number(said.get("bytes")),
+        flops=said_by.number(said.get("flops")),
+        at={said_by.text(name, 60): _at(value) for name, value in dict(said.get("at", {})).items()},
         readings=tuple(map(_reading, said.get("readings", ())[:10])),
     )
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and value == value and abs(value) < 1e300 else None
+def _at(value: Any) -> Any:
+    """A point's value, as it can be kept and shown: JSON has no infinity."""
+    is_plain = isinstance(value, bool) or said_by.is_small(value)
+    return value if is_plain or said_by.number(value) is not None else said_by.text(value, 200)
 
 
 def _reading(said: Mapping[str, Any]) -> Reading:
     return Reading(
-        _number(said.get("sm_hz")),
-        _number(said.get("temperature_c")),
-        _number(said.get("power_w")),
-        tuple(str(one)[:40] for one in said.get("throttled", ())[:10]),
+        said_by.number(said.get("sm_hz")),
+        said_by.number(said.get("temperature_c")),
+        said_by.number(said.get("power_w")),
+        said_by.texts(said.get("throttled"), 10, 40),
     )
 
 
 def _machine(said: Mapping[str, Any]) -> Machine:
     found = said["machine"]
-    texts = {name: str(found.get(name, ""))[:200] for name in ("gpu", "driver", "cuda", "torch", "cpu", "clock_policy")}
+    texts = {
+        name: said_by.text(found.get(name), 200) for name in ("gpu", "driver", "cuda", "torch", "cpu", "clock_policy")
+    }
     l2 = found.get("l2_bytes")
     return Machine(
-        **texts, l2_bytes=l2 if isinstance(l2, int) else None, peak_byte_per_s=_number(found.get("peak_byte_per_s"))
+        **texts,
+        l2_bytes=l2 if said_by.is_small(l2) else None,
+        peak_byte_per_s=said_by.number(found.get("peak_byte_per_s")),
     )
 
 
@@ -240,16 +254,24 @@ def _lines(name: str) -> list[dict[str, Any]]:
     if not place.is_file():
         return []
     try:
-        return [json.loads(line) for line in place.read_text("utf-8").splitlines() if line.strip()]
-    except (ValueError, OSError) as error:
+        lines = [json.loads(line) for line in place.read_text("utf-8").splitlines() if line.strip()]
+        for line in lines:
+            reports.recalled(line)
+    except (ValueError, OSError, RecursionError) as error:
         raise UsageError(f"{place} cannot be read: {error}; move it away to begin anew") from None
+    return lines
 
 
-def _keep(name: str, bench: Bench) -> None:
+def _keep(name: str, bench: Bench) -> Bench:
+    """The benchmark; with a note where it could not be kept: it was measured, and is shown all the same."""
     place = _place(name)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with open(place, "a", encoding="utf-8") as file:
-        file.write(json.dumps(reports.record(bench)) + "\n")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with open(place, "a", encoding="utf-8") as file:
+            file.write(json.dumps(reports.record(bench)) + "\n")
+    except OSError as error:
+        return replace(bench, notes=(*bench.notes, f"not kept: {place} cannot be written: {error.strerror or error}"))
+    return bench
 
 
 def log(name: str) -> Table:
@@ -267,7 +289,10 @@ def log(name: str) -> Table:
         _, machine, points = reports.recalled(line)
         middle = points[0].summary.median
         first = first if first is not None else middle
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(line.get("time_s", 0))))
+        try:
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(line["time_s"]))
+        except (KeyError, TypeError, ValueError, OverflowError, OSError):
+            when = "–"
         ratio = f"{middle / first:.3f}" if first else "–"
         rows.append((when, spoken(middle), ratio, points[0].method, machine.gpu or machine.cpu))
     return Table(

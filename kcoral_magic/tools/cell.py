@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from kcoral_magic.client.exchange import Outgoing
 from kcoral_magic.client.files import FileSet
 from kcoral_magic.client.results import exception_of
-from kcoral_magic.errors import ExecutionTimeout, ValueRefused
+from kcoral_magic.errors import ExecutionLost, ExecutionTimeout, ValueRefused
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.tools import job
+from kcoral_magic.tools import said as said_by
 from kcoral_magic.tools.base import OUTPUTS
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 _REPLICA = "__import__('kcoral_gateway.worker.replica', fromlist=['copied'])"
 _ORDER, _DONE = "__kcoral_order", "__kcoral_done"
-_TEXT = 4000  # characters of an error's parts that are believed
+_TEXT, _LONG = 4000, 1_000_000  # characters of an error's names, and of its texts
+_MOST_PROBLEMS = 50
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,13 @@ class Ran:
     error: BaseException | None
     problems: tuple[str, ...]
 
+    @property
+    def lost(self) -> ExecutionLost | None:
+        """That the cell was killed or left its process, if the tool has something to show all the same."""
+        if self.cell is not None or self.done.status in (job.NOT_FOUND, job.TIMED_OUT):
+            return None
+        return ExecutionLost(f"the cell's process ended before the cell did (exit status {self.done.status})")
+
 
 def remember(session: Session, body: Body) -> Execution:
     """Mark a cell that has run as one that rebuilds state."""
@@ -85,7 +94,7 @@ def run(
     session: Session, body: Body, copied: Mapping[str, Any], under: Under, *, timeout_s: float | None, **options: Any
 ) -> Execution:
     """Start the cell under the tool, beside the session."""
-    is_late = bool(under.late) and bool(copied.get("setup") or copied.get("has_cuda"))
+    is_late = bool(under.late) and bool(copied["setup"] or copied.get("has_cuda") is True)
     prefix = [*under.prefix, *(under.late if is_late else ())]
     order = {
         "pickles": copied["pickles"],
@@ -117,13 +126,17 @@ def checked(copied: Any) -> dict[str, Any]:
     kinds: dict[str, Callable[[Any], bool]] = {
         "pickles": lambda one: isinstance(one, bytes | memoryview),
         "buffers": lambda one: isinstance(one, list) and all(isinstance(part, bytes | memoryview) for part in one),
-        "setup": lambda one: isinstance(one, list),
+        "setup": lambda one: isinstance(one, list) and all(map(_is_setup, one)),
         "files": lambda one: isinstance(one, bytes | memoryview),
         "problems": lambda one: isinstance(one, list) and all(isinstance(part, str) for part in one),
     }
     if not isinstance(copied, dict) or not all(name in copied and kind(copied[name]) for name, kind in kinds.items()):
         raise ValueRefused("the session did not say what the cell needs of it")
-    return copied
+    return {**copied, "problems": list(said_by.texts(copied["problems"], _MOST_PROBLEMS, 500))}
+
+
+def _is_setup(cell: Any) -> bool:
+    return isinstance(cell, tuple) and len(cell) == 3 and all(map(isinstance, cell, (str, int, int)))
 
 
 def ended(execution: Execution) -> Ran:
@@ -134,19 +147,19 @@ def ended(execution: Execution) -> Ran:
     """
     done = job.done_of(execution)
     said = done.said
-    cell = said.get("cell")
+    given = said.get("cell")
+    cell = given if isinstance(given, str) and given in ("ok", "error", "timeout", "setup") else None
     error = _error(said.get("error"), execution.execution_id)
     if cell == "timeout":
         error = ExecutionTimeout("the cell ran longer than --timeout; what the tool had until then is kept")
-    return Ran(done, cell if cell in ("ok", "error", "timeout", "setup") else None, error, done.problems)
+    return Ran(done, cell, error, done.problems)
 
 
 def _error(said: Any, execution_id: str) -> BaseException | None:
     """What the cell raised, as an exception of this process: the worker's word is a stranger's."""
     if not isinstance(said, dict):
         return None
-    given = said.get("texts")
-    texts = given if isinstance(given, list) else []
-    names = [str(said.get(key, ""))[:_TEXT] for key in ("ename", "module", "qualname")]
+    texts = said_by.texts(said.get("texts"), 3, _LONG)
+    names = [said_by.text(said.get(key), _TEXT) for key in ("ename", "module", "qualname")]
     error = m.Error(names[0] or "Error", names[1], names[2], said.get("is_interrupt") is True)
-    return exception_of(error, [str(text).encode("utf-8", "backslashreplace") for text in texts[:3]], execution_id)
+    return exception_of(error, [text.encode() for text in texts], execution_id)

@@ -74,5 +74,9 @@ def shown(done: Done, options: argparse.Namespace, ran: Ran | None) -> Shown:
             raise ran.error
         text = "the kernel must be compiled in this run (CuTe DSL 4.6 or tvm_tirx), on compute capability 9.0 or newer"
         raise ToolFailed(f"no event was traced (exit status {done.status}): {text}", "nothing")
-    saved = kept.save(traces[0], options.save, "iket", ".pftrace") if traces else None
-    return Shown(IketReport(iket.Trace(tuple(launches)), saved))
+    saved, unkept = None, None
+    try:
+        saved = kept.save(traces[0], options.save, "iket", ".pftrace") if traces else None
+    except UsageError as error:  # it was traced, and is shown all the same
+        unkept = error
+    return Shown(IketReport(iket.Trace(tuple(launches)), saved), unkept)

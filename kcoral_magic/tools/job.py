@@ -19,12 +19,14 @@ from kcoral_magic.client.files import Digests, FileSet, LocalFile, place_for, to
 from kcoral_magic.errors import ExecutionTimeout, UsageError, ValueRefused
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.tools import Command, find
+from kcoral_magic.tools import said as said_by
 from kcoral_magic.tools.base import OUTPUTS
 
 if TYPE_CHECKING:
     from kcoral_magic.client.sync import Client, Execution
 
-TIMED_OUT = 124  # timeout(1)'s
+NOT_FOUND, TIMED_OUT = 127, 124  # as shells and timeout(1) have it
+_MOST_PROBLEMS, _PROBLEM = 100, 2000  # those that are told, and the characters of each
 _NOT_FETCHED = 1  # the program went well, and what was to come back did not
 _ORDER, _DONE = "__kcoral_order", "__kcoral_done"
 _RUN = f"{_DONE} = __import__('kcoral_gateway.worker.tool', fromlist=['run']).run(**{_ORDER})"
@@ -199,7 +201,7 @@ def ended(execution: Execution, ask: Ask) -> Ended:
             name = path.partition("/")[2] if path.startswith(f"{OUTPUTS}/") else path
             saved.append(_save(place_for(base, name), data, mode, overwrites=ask.overwrites))
         except (OSError, ValueRefused, UsageError) as error:
-            problems.append(f"{path:.200}: {error}")
+            problems.append(f"{said_by.text(path, 200)}: {error}")
     return Ended(done.status or (_NOT_FETCHED if problems else 0), tuple(saved), tuple(problems))
 
 
@@ -233,15 +235,21 @@ def done_of(execution: Execution) -> Done:
         said = execution.result().values.get("done")
     except ExecutionTimeout as error:
         return Done(TIMED_OUT, problems=(str(error),))
-    if not isinstance(said, dict) or not isinstance(said.get("status"), int):
+    if not isinstance(said, dict) or not said_by.is_small(said.get("status")):
         raise ValueRefused("the worker did not say how the tool ended")
-    files, problems = [], [str(text) for text in said.get("problems", ())]
-    for entry in said.get("files", ()):
-        if isinstance(entry, tuple) and [type(part) for part in entry[:2]] == [str, int] and len(entry) == 3:
+    files, problems = [], list(said_by.texts(said.get("problems"), _MOST_PROBLEMS, _PROBLEM))
+    given = said.get("files")
+    for entry in given if isinstance(given, list) else ():
+        if _is_file(entry):
             files.append(entry)
         else:
-            problems.append(f"the worker sent no file: {entry!r:.100}")
-    return Done(said["status"], tuple(files), tuple(problems), said)
+            problems.append(f"the worker sent no file, but a {type(entry).__name__}")
+    return Done(said["status"], tuple(files), tuple(problems[:_MOST_PROBLEMS]), said)
+
+
+def _is_file(entry: Any) -> bool:
+    kinds = (str, int, bytes | bytearray | memoryview)
+    return isinstance(entry, tuple) and len(entry) == 3 and all(map(isinstance, entry, kinds))
 
 
 def _save(place: Path, data: Any, mode: int, *, overwrites: bool) -> Path:

@@ -43,12 +43,19 @@ def write(place: Path, data: bytes) -> None:
     Raises:
         UsageError: It cannot be written there.
     """
+    name = None
     try:
+        if place.exists() and not place.is_file():
+            raise UsageError(
+                f"{place} cannot be written: it is a folder or a device"
+            )  # replaced, /dev/null were a file
         place.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=place.parent)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
         os.chmod(name, 0o644)
         os.replace(name, place)
-    except OSError as error:
-        raise UsageError(f"{place} cannot be written: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        if name is not None:
+            Path(name).unlink(missing_ok=True)
+        raise UsageError(f"{place} cannot be written: {getattr(error, 'strerror', None) or error}") from None

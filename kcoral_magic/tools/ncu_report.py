@@ -53,7 +53,15 @@ def _count(text: str) -> int:
 
 
 def argv(options: argparse.Namespace) -> tuple[str, ...]:
-    """The command line of ncu, up to the program."""
+    """The command line of ncu, up to the program.
+
+    Raises:
+        UsageError: An expectation or a baseline is none: told before anything runs.
+    """
+    for text in options.expect:
+        Expectation.parse(text)
+    if options.baseline:
+        _place(options.baseline)
     words = [*beginning(), "--log-file", f"{OUTPUTS}/{LOG}", "--target-processes", "all"]
     if options.metrics:
         words += ["--metrics", f"{options.metrics},gpu__time_duration.sum"]
@@ -114,21 +122,37 @@ def shown(done: Done, options: argparse.Namespace, ran: Ran | None) -> Shown:
         if ran is not None and ran.error is not None:
             raise ran.error from None  # it failed before a kernel ran, and says why
         raise
-    made.saved = kept.save(made.data, options.save, "ncu", ".ncu-rep")
-    beside = _against(made, options.baseline) if options.baseline else None
+    unkept, beside = None, None
+    try:
+        made.saved = kept.save(made.data, options.save, "ncu", ".ncu-rep")
+        beside = _against(made, options.baseline) if options.baseline else None
+    except KCoralError as error:  # it was measured, and is shown all the same
+        unkept = error
     failures = [text for one in expected for text in one.failures(made.profile)]
-    return Shown(made, ExpectationFailed("; ".join(failures)) if failures else None, beside)
+    return Shown(made, ExpectationFailed("; ".join(failures)) if failures else unkept, beside)
 
 
 def _against(made: Report, baseline: str) -> ProfileDiff | None:
     """The comparison with a baseline; the first report under its name becomes it."""
-    place = Path(baseline) if baseline.endswith((".ncu-rep", ".csv")) else kept.baseline(baseline, ".ncu-rep")
+    place = _place(baseline)
     if place.is_file():
         return made.diff(load(str(place)))
-    if not place.name.startswith(baseline):
-        raise UsageError(f"--baseline {baseline}: there is no such file")
     kept.write(place, made.data)
     return None
+
+
+def _place(baseline: str) -> Path:
+    """Where a baseline lies: a file that is there, or what a name stands for.
+
+    Raises:
+        UsageError: There is no such file, or it is no name.
+    """
+    if not baseline.endswith((".ncu-rep", ".csv")):
+        return kept.baseline(baseline, ".ncu-rep")
+    place = Path(baseline).expanduser()
+    if not place.is_file():
+        raise UsageError(f"--baseline {baseline}: there is no such file")
+    return place
 
 
 def report(done: Done, options: argparse.Namespace) -> Report:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from kcoral_magic.display.trace import TorchReport
 from kcoral_magic.errors import RemoteError, ToolFailed, UsageError, ValueRefused
 from kcoral_magic.tools import kept
+from kcoral_magic.tools import said as said_by
+from kcoral_magic.tools.family import Shown
 
 if TYPE_CHECKING:
     from kcoral_magic.client.exchange import Outgoing
@@ -52,7 +54,7 @@ def start(
     )
 
 
-def ended(execution: Execution, cell: str, options: argparse.Namespace) -> TorchReport:
+def ended(execution: Execution, cell: str, options: argparse.Namespace) -> Shown:
     """What it says.
 
     Raises:
@@ -68,28 +70,31 @@ def ended(execution: Execution, cell: str, options: argparse.Namespace) -> Torch
     if not isinstance(said, dict):
         raise ValueRefused("the worker sent no profile")
     trace = said.get("trace")
-    saved = None
+    saved, unkept = None, None
     if isinstance(trace, bytes | memoryview) and len(trace):
-        saved = kept.save(bytes(trace), options.save, "torch", ".json.gz")
-    elapsed = said.get("elapsed_s")
+        try:
+            saved = kept.save(bytes(trace), options.save, "torch", ".json.gz")
+        except UsageError as error:  # it was profiled, and is shown all the same
+            unkept = error
     memory = said.get("memory")
     peaks = memory.items() if isinstance(memory, dict) else ()
-    return TorchReport(
+    made = TorchReport(
         _rows(said.get("operators")),
         _rows(said.get("kernels")),
-        elapsed_s=float(elapsed) if isinstance(elapsed, int | float) else 0.0,
-        memory={str(name)[:20]: size for name, size in peaks if isinstance(size, int)},
+        elapsed_s=said_by.number(said.get("elapsed_s")) or 0.0,
+        memory={said_by.text(name, 20): size for name, size in list(peaks)[:_ROWS] if said_by.is_small(size)},
         saved=saved,
     )
+    return Shown(made, unkept)
 
 
 def _rows(said: Any) -> list[Mapping[str, Any]]:
     """A worker's rows, as far as they are that."""
     made: list[Mapping[str, Any]] = []
     for row in said[:_ROWS] if isinstance(said, list) else ():
-        if not isinstance(row, dict) or not all(isinstance(row.get(name), int | float) for name in _NUMBERS):
-            raise ValueRefused(f"the worker sent no profile: a row {row!r:.100}")
-        made.append({"name": str(row.get("name", ""))[:300], **{name: row[name] for name in _NUMBERS}})
+        if not isinstance(row, dict) or any(said_by.number(row.get(name)) is None for name in _NUMBERS):
+            raise ValueRefused("the worker sent no profile: a row without its numbers")
+        made.append({"name": said_by.text(row.get("name"), 300), **{name: row[name] for name in _NUMBERS}})
     return made
 
 
