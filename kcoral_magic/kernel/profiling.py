@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from kcoral_magic.display.twin import AsJson, Twin
-from kcoral_magic.errors import RemoteError, UsageError, ValueRefused
+from kcoral_magic.errors import ExitStatusError, RemoteError, UsageError, ValueRefused
 from kcoral_magic.kernel import capture
 from kcoral_magic.kernel.options import Parser, add_session_options
 from kcoral_magic.kernel.relay import Relay
@@ -63,7 +64,7 @@ class Profiling:
             return self._inside(tool, options, cell, surface)
         ran = self._run(tool, options, cell, surface)
         shown = tool.shown(ran.done, options, ran)
-        return self._show(shown, surface, ran.error, options)
+        return self._show(shown, surface, ran.error or (None if shown.error else ran.lost), options)
 
     def _apart(self, tool: Any, options: argparse.Namespace, cell: str, surface: Surface) -> Any:
         """A tool that takes the cell's text, and needs no session."""
@@ -102,7 +103,7 @@ class Profiling:
         told = self._relayed(asked, name, surface, None if out is None else capture.lines(out))
         copied = under.checked(told.values.get("copied"))
         for problem_text in copied["problems"]:
-            surface.note(str(problem_text)[:500])
+            surface.note(problem_text)
         execution = under.run(session, body, copied, tool.under(options), timeout_s=options.timeout)
         self._relayed(execution, name, surface)
         ran = under.ended(execution)
@@ -188,7 +189,9 @@ class Profiling:
         done = job.done_of(execution)
         for text in done.problems:
             surface.note(text)
-        return self._show(tool.shown(done, options, None), surface, None, options)
+        shown = tool.shown(done, options, None)
+        failed = ExitStatusError(f"exit status {done.status}: {shlex.join(program)[:200]}", done.status)
+        return self._show(shown, surface, failed if done.status and not shown.error else None, options)
 
 
 def is_help(words: list[str]) -> bool:

@@ -146,6 +146,38 @@ def test_a_script_is_profiled_with_the_module_beside_it(kernel: Kernel, folder: 
     assert "of_a_script" in cell.of("execute_result")[0]["data"]["text/plain"]
 
 
+def test_a_report_of_an_earlier_run_is_not_shown_as_this_one_s(kernel: Kernel, folder: Path) -> None:
+    (folder / "script.py").write_text(f"{LAUNCH}launch('of_a_script')\n")
+    (folder / "empty.py").write_text("")
+    assert "of_a_script" in kernel.run("%kcoral ncu script.py").shown()[0]
+    assert "used no CUDA" in kernel.run("%kcoral ncu empty.py").traceback
+    assert "used no CUDA" in kernel.run("%%kcoral ncu\npass").traceback
+
+
+def test_a_program_s_status_is_told_after_its_report(kernel: Kernel, folder: Path) -> None:
+    (folder / "script.py").write_text(f"{LAUNCH}launch('of_a_script')\nraise SystemExit(3)\n")
+    cell = kernel.run("%kcoral ncu script.py")
+    assert "exit status 3: python script.py" in cell.traceback
+    assert any("of_a_script" in text for text in cell.shown())
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 11)"])
+def test_a_cell_that_left_its_process_fails_after_its_report(kernel: Kernel, end: str) -> None:
+    cell = kernel.run(f"%%kcoral ncu\n{LAUNCH}launch('k')\nimport os; {end}")
+    assert "the cell's process ended before the cell did" in cell.traceback
+    assert any("1 launched, 1 captured" in text for text in cell.shown())
+
+
+def test_a_report_that_cannot_be_kept_is_shown_and_wrong_words_are_told_before_the_cell_runs(kernel: Kernel) -> None:
+    cell = kernel.run(f"%%kcoral ncu --save .\n{LAUNCH}launch('k')")
+    assert any("1 launched, 1 captured" in text for text in cell.shown())
+    assert "cannot be written" in cell.text("stderr")
+    for words in ("--expect nonsense", "--baseline a/b", "--baseline nosuch.ncu-rep"):
+        cell = kernel.run(f"%%kcoral ncu {words}\nprint('ran')")
+        assert "UsageError" in cell.text("stderr")
+        assert "ran" not in cell.text()
+
+
 def test_what_is_no_report_is_refused_without_a_gateway(kernel: Kernel, folder: Path) -> None:
     (folder / "junk.ncu-rep").write_bytes(b"junk")
     assert "begins with b'junk'" in kernel.run("%kcoral ncu view junk.ncu-rep").traceback
@@ -284,7 +316,41 @@ def reference(x):
 def bytes(x):
     return 2 * x.nbytes
 """
+PATCHED = """
+import sys, time
+import numpy as np
+def slow(x):
+    time.sleep(0.001)
+    return np.sort(x)
+frame = sys._getframe()
+while frame.f_code.co_name != "serve":
+    frame = frame.f_back
+side = frame.f_globals
+"""
 CHEATS = {
+    "computes while inputs come": (
+        PATCHED + "made, receive = {}, side['_receive']\ndef received(*given, **options):\n"
+        "    asked = receive(*given, **options)\n    if asked['verb'] == 'load':\n"
+        "        made.update({id(x): (x, slow(x)) for x, in asked['value']})\n    return asked\n"
+        "side['_receive'] = received\ndef solution(x): return made.pop(id(x))[1]",
+        "SUSPECT",
+        "it computed while its inputs came",
+    ),
+    "computes whenever results go": (
+        PATCHED + "send = side['_send']\ndef sent(to, said, **options):\n    v = said.get('value')\n"
+        "    send(to, {**said, 'value': [slow(x) for x in v] if isinstance(v, list) else v}, **options)\n"
+        "side['_send'] = sent\ndef solution(x): return x",
+        "SUSPECT",
+        "it computed after it had said that it was done",
+    ),
+    "looks ahead": (
+        PATCHED + "import time\nmade = {}\ndef solution(x):\n    if id(x) not in made:\n        time.sleep(0.003)\n"
+        "        given = sys._getframe(1).f_locals['inputs']\n        made.clear()\n"
+        "        made.update({id(one): np.sort(one) for one, in given})\n    return made[id(x)]",
+        "SUSPECT",
+        "it looked ahead in its inputs",
+    ),
+    "gives what cannot be compared": ("def solution(x): return [[1], [1, 2]]", "WRONG", "the check does not take"),
     "right": ("import numpy as np\ndef solution(x): return np.sort(x)", "RIGHT", "a call"),
     "wrong": ("def solution(x): return x", "WRONG", "instead of"),
     "replays": (
@@ -306,8 +372,8 @@ CHEATS = {
 
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_a_judge_sees_through_a_solution(kernel: Kernel, folder: Path, cheat: str) -> None:
-    (folder / "rules.py").write_text(JUDGE)
     source, verdict, words = CHEATS[cheat]
+    (folder / "rules.py").write_text(JUDGE.replace("80_000", "4_000") if source.startswith(PATCHED) else JUDGE)
     cell = kernel.run(f"%%kcoral bench --judge rules.py --seconds 1\n{source}", seconds=90)
     shown = next(text for text in cell.shown() if text.startswith("judge: "))
     assert shown.startswith(f"judge: {verdict}")
