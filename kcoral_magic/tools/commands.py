@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ def main(name: str, words: list[str]) -> int:
     if words[:1] and words[0] in ("view", "diff", "log"):
         flags = [word for word in words if word == "--json"]
         options = parser.parse_args(flags + _page(words))
-        return _tell(tool.offline(_files(words)), options, None)
+        return _told(lambda: _offline(tool, words, options), options)
     arguments.add_run_options(parser, has_out=False)
     parser.add_argument("--url", metavar="URL", help="the gateway (KCORAL_MAGIC_URL; else your own on this machine)")
     tool.add_options(parser)
@@ -41,12 +42,48 @@ def main(name: str, words: list[str]) -> int:
     options.words = options.words[1:] if options.words[:1] == ["--"] else options.words
     if not options.words:
         parser.error(f"{_METAVARS.get(name, 'a program')} was expected, got nothing")
+    if tool.WHERE != "under" and len(options.words) > 1:
+        parser.error(f"one FILE was expected, after the options; got {options.words[1]!r} too")
+    return _told(lambda: _online(tool, options), options)
+
+
+def _told(work: Callable[[], int], options: argparse.Namespace) -> int:
+    """Do it; an error is JSON too where that was asked for: stdout is one document, however it ends."""
+    try:
+        return work()
+    except KCoralError as error:
+        _tell_error(error, options)
+        raise
+    except Exception as error:
+        remote = getattr(error, "remote_traceback", None)
+        if remote is None:
+            raise
+        print(remote, file=sys.stderr)  # the code's own error: our frames say nothing of it
+        _tell_error(error, options)
+        return _FAILED
+
+
+def _tell_error(error: BaseException, options: argparse.Namespace) -> None:
+    if options.is_json:
+        print(json.dumps(_as_json(error), indent=1))
+
+
+def _as_json(error: BaseException) -> dict[str, Any]:
+    return {"error": {"code": getattr(error, "code", "error"), "message": str(error)}}
+
+
+def _offline(tool: Any, words: list[str], options: argparse.Namespace) -> int:
+    found = tool.offline(_files(words))
+    if found is None:
+        raise UsageError(tool.USAGE)
+    return _tell(found, options, None)
+
+
+def _online(tool: Any, options: argparse.Namespace) -> int:
     from kcoral_magic.client.sync import Client
 
     with Client(options.url) as client:
-        if tool.WHERE == "under":
-            return _program(client, tool, options)
-        return _source(client, tool, options)
+        return _program(client, tool, options) if tool.WHERE == "under" else _source(client, tool, options)
 
 
 _METAVARS = {"asm": "FILE", "bench": "FILE"}
@@ -88,7 +125,7 @@ def _program(client: Client, tool: Any, options: argparse.Namespace) -> int:
     shown = tool.shown(done, options, None)
     if shown.beside is not None and not options.is_json:
         print(repr(shown.beside))
-    return _tell(shown.value, options, shown.error)
+    return _tell(shown.value, options, shown.error) or (_FAILED if done.status else 0)
 
 
 def _source(client: Client, tool: Any, options: argparse.Namespace) -> int:
@@ -125,16 +162,17 @@ def _tell(value: Any, options: argparse.Namespace, error: BaseException | None) 
     if options.html and value is not None:
         page = value.html() if hasattr(value, "html") else value._repr_html_()
         head = '<!doctype html><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
-        Path(options.html).write_text(f'{head}<body style="font-family:system-ui,sans-serif">{page}', "utf-8")
+        try:
+            Path(options.html).write_text(f'{head}<body style="font-family:system-ui,sans-serif">{page}', "utf-8")
+        except (OSError, ValueError) as failed:  # ValueError: a null byte in the name
+            text = f"--html {options.html}: {getattr(failed, 'strerror', None) or failed}"
+            error = error or UsageError(text)
     if options.is_json:
         made = value.json() if hasattr(value, "json") else {"rows": list(getattr(value, "data", ()))}
-        failed = {"error": {"code": getattr(error, "code", "error"), "message": str(error)}} if error else {}
-        print(json.dumps({**made, **failed}, indent=1))
+        print(json.dumps({**made, **(_as_json(error) if error else {})}, indent=1))
     elif value is not None:
         print(repr(value))
-    if isinstance(error, KCoralError):
+    if error is not None:
         print(f"kcoral-magic: {error}", file=sys.stderr)
         return _FAILED
-    if error is not None:
-        raise error
     return 0

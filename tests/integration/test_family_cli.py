@@ -107,3 +107,27 @@ def test_words_that_make_no_command_say_what_was_expected(run: Run) -> None:
     assert "a program was expected" in run("ncu").stderr
     assert "--set: invalid choice" in run("ncu", "--set", "everything", "a.py").stderr
     assert "FILE was expected" in run("asm").stderr
+    assert "one FILE was expected" in run("asm", "k.cu", "more").stderr
+    for words in (("ncu", "log", "x"), ("sanitize", "diff", "a", "b"), ("iket", "log")):
+        assert run(*words).returncode == 1
+
+
+def test_stdout_is_one_json_document_and_the_status_is_not_0_however_it_fails(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "body.py").write_text("1 / 0")
+    (tmp_path / "one.py").write_text("1")
+    (tmp_path / "script.py").write_text(SCRIPT.format("") + "import sys\nsys.exit(3)\n")
+    for words, code in (
+        (("ncu", "view", "nosuch", "--json"), "usage"),
+        (("ncu", "--json", "body.py"), "tool"),
+        (("bench", "--json", "body.py"), "error"),
+        (("bench", "--json", "--check", "False", "one.py"), "expectation"),
+    ):
+        done = run(*words)
+        assert (json.loads(done.stdout)["error"]["code"], done.returncode) == (code, 1)
+        assert "kcoral_magic/" not in done.stderr
+    failed = run("ncu", "--json", "script.py")
+    assert (json.loads(failed.stdout)["captured"], failed.returncode) == (1, 1)
+    unwritten = run("sanitize", "--html", ".", "script.py")
+    assert unwritten.returncode == 1
+    assert "nothing found" in unwritten.stdout
+    assert "--html .: Is a directory" in unwritten.stderr
