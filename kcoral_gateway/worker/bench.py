@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import itertools
 import linecache
 import math
@@ -123,6 +124,9 @@ def _point(
         results[name] = body()
         _synchronise()
         firsts[name] = time.perf_counter() - start
+        if inspect.isgenerator(results[name]) or inspect.iscoroutine(results[name]):
+            kind = "generator" if inspect.isgenerator(results[name]) else "coroutine"
+            raise NotRight(f"the {name} gives a {kind}, so nothing of it ran: list(…) or asyncio.run(…) runs it")
     _check(check, namespace, results)
     made = {name: timers.make(method, body, is_cold=is_cold) for name, body in bodies.items()}
     readings = [machine.reading()]

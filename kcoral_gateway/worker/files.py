@@ -23,6 +23,7 @@ from kcoral_magic.errors import ValueRefused
 from kcoral_magic.protocol import framing
 from kcoral_magic.protocol import transfers as t
 
+ROOT = os.getcwd()  # the workspace: this is loaded before any of the user's code runs
 _LISTED = 10_000
 ELSEWHERE = ".kcoral"  # as in ``client.sources``
 

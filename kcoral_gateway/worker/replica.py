@@ -8,33 +8,39 @@ is ever run again. This module is on all three sides: in the session (``remember
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import io
 import json
-import os
 import pickle
 import signal
 import sys
 import tarfile
 import threading
+import time
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from kcoral_gateway.worker import cuda, tool
+from kcoral_gateway.worker.files import ROOT
 from kcoral_magic.protocol import bundle
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.values import pickled, tensors
 from kcoral_magic.values.buffers import Writer
 
 _MOST_FILES_BYTES = 256 * 1024 * 1024
+_MOST_TWICE_BYTES = 16 * 1024 * 1024  # of names that are sent by themselves as well
+_LINGER_S = 2.0  # for threads of the cell, before its process ends
 _MOST_NAMES_BYTES = 4 * 1024 * 1024 * 1024
 _TEXT = 500  # characters of one problem
 _TIMED_OUT = 124
 _ORDER, _ENDED = ".kcoral-order", ".kcoral-ended"
 _GRACE_S = 30.0  # for the tool, to write down what it has when the cell's time is over
 
+_CODE = (types.ModuleType, types.FunctionType, type)
 _setup: list[tuple[str, int, int]] = []  # source, count and first line of the session's setup cells
 
 
@@ -63,9 +69,10 @@ def copied(reads: Sequence[str], *, has_files: bool = True) -> dict[str, Any]:
         if not (name in hidden and namespace[name] is hidden[name])
     }
     made, problems = _pickled(found)
-    files, left = _packed(Path()) if has_files else (b"", [])
+    files, left = _packed(Path(ROOT)) if has_files else (b"", [])
     return {
         **made,
+        "each": _each(found, made),
         "problems": [*problems, *left],
         "setup": list(_setup),
         "files": files,
@@ -109,13 +116,74 @@ def _codes(value: Any, namespace: dict[str, Any]) -> Iterator[types.CodeType]:
                 waiting += [part for part in code.co_consts if isinstance(part, types.CodeType)]
 
 
+class _Memory:
+    """What a tensor lies in: pickled once, however many tensors are views of it, and put back on its device."""
+
+    def __init__(self, data: Any, device: str) -> None:
+        self.data = data
+        self.device = device
+        self._made: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Memory, (pickle.PickleBuffer(self.data), self.device)
+
+    def storage(self) -> Any:
+        """The storage, the same each time."""
+        import torch
+
+        if self._made is None:
+            data = bytearray(self.data)
+            whole = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+            self._made = whole.to(self.device).untyped_storage()
+        return self._made
+
+
+def view_of(memory: _Memory, dtype: str, offset: int, size: Sequence[int], stride: Sequence[int], grad: bool) -> Any:
+    """A tensor as it lay in its memory."""
+    import torch
+
+    made = torch.empty(0, dtype=getattr(torch, dtype), device=memory.device)
+    made.set_(memory.storage(), offset, tuple(size), tuple(stride))
+    return made.requires_grad_() if grad else made
+
+
 class _Pickler(pickled.Pickler):
-    """CUDA tensors stay what they are: torch's own pickles put them back on their GPU."""
+    """Tensors go with the memory that they share, and back to their GPU."""
+
+    def __init__(self, writer: Writer) -> None:
+        super().__init__(writer)
+        self._memories: dict[tuple[str, int], _Memory] = {}
 
     def reducer_override(self, obj: Any) -> Any:
-        if tensors.is_tensor(obj) and obj.device.type != "cpu":
+        if tensors.is_tensor(obj) and type(obj).__name__ == "Tensor" and obj.is_leaf and not obj.is_meta:
+            if str(obj.layout) == "torch.strided" and not obj.is_quantized and not obj.is_conj() and not obj.is_neg():
+                return self._tensor(obj)
+        if tensors.is_tensor(obj):
             return NotImplemented
         return super().reducer_override(obj)
+
+    def _tensor(self, tensor: Any) -> Any:
+        import torch
+
+        storage, device = tensor.untyped_storage(), str(tensor.device)
+        key = (device, storage.data_ptr())
+        if key not in self._memories:
+            flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            self._memories[key] = _Memory(flat.cpu().numpy().tobytes(), device)
+        name = str(tensor.dtype).removeprefix("torch.")
+        place = (name, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.requires_grad)
+        return view_of, (self._memories[key], *place)
+
+
+def _each(found: dict[str, Any], made: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Each name by itself, for when the whole cannot be read; not of what is large."""
+    if len(made["pickles"]) + sum(map(len, made["buffers"])) > _MOST_TWICE_BYTES:
+        return {}
+    each = {}
+    for name, value in sorted(found.items(), key=lambda item: not isinstance(item[1], _CODE)):
+        with contextlib.suppress(Exception, SystemExit):
+            each[name] = _one_pickle({name: value})
+    return each
 
 
 def _pickled(found: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -143,7 +211,10 @@ def _explained(value: Any, name: str, error: BaseException) -> str:
 
 def _one_pickle(values: dict[str, Any]) -> dict[str, Any]:
     writer = Writer()
-    data = _Pickler(writer).pickled(values)
+    pickler = _Pickler(writer)
+    code = {name: value for name, value in values.items() if isinstance(value, _CODE)}
+    # Modules, functions and classes first: what is rebuilt after may call them.
+    data = pickler.pickled(code) + pickler.pickled({name: values[name] for name in values if name not in code})
     buffers = [bytes(buffer) for buffer in writer.buffers]
     size = len(data) + sum(map(len, buffers))
     if size > _MOST_NAMES_BYTES:
@@ -289,12 +360,9 @@ def main() -> None:
     sys.path.insert(0, "")
     problems: list[str] = []
     status = "ok"
-    try:
-        names = pickled.Unpickler(order["pickles"], map(memoryview, order["buffers"])).load()
-        shell.user_ns.update(names)
-    except Exception as error:  # noqa: BLE001 - rebuilding runs anybody's code
-        problems.append(f"the session's names could not be rebuilt: {type(error).__name__}: {error}"[:_TEXT])
     clock = _Clock(order["timeout_s"])
+    with contextlib.suppress(KeyboardInterrupt):  # rebuilding may hang, too
+        shell.user_ns.update(_rebuilt(order, problems))
     with contextlib.suppress(KeyboardInterrupt):  # between two cells
         for source, count, first_line in order["setup"]:
             if not _runs(shell, source, count, first_line):
@@ -307,11 +375,50 @@ def main() -> None:
     clock.stop()
     status = "timeout" if clock.is_over else status
     Path(_ENDED).write_text(json.dumps({"status": status, "error": output.error, "problems": problems}), "utf-8")
+    _leave(_TIMED_OUT if status == "timeout" else 0 if status == "ok" else 1)
+
+
+def _rebuilt(order: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    """The session's names: all of them as they hang together, else those that can be had."""
+    try:
+        return _loaded(order)
+    except Exception as error:  # noqa: BLE001 - rebuilding runs anybody's code
+        if not order["each"]:
+            problems.append(f"the session's names could not be rebuilt: {type(error).__name__}: {error}"[:_TEXT])
+    names: dict[str, Any] = {}
+    for name, one in order["each"].items():
+        try:
+            names |= _loaded(one)
+        except Exception as error:  # noqa: BLE001 - the same
+            problems.append(f"{name} could not be rebuilt: {type(error).__name__}: {error}"[:_TEXT])
+    return names
+
+
+def _loaded(one: dict[str, Any]) -> dict[str, Any]:
+    """The names of one pickle: what is code is at hand when the rest is rebuilt."""
+    unpickler = pickled.Unpickler(one["pickles"], map(memoryview, one["buffers"]))
+    names: dict[str, Any] = unpickler.load()
+    pickled.main_globals().update(names)
+    names |= unpickler.load()
+    return names
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process as ``exit`` does, for what a profiler has registered there; but not with threads for ever."""
+    end = time.monotonic() + _LINGER_S
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():
+                print("kcoral: a thread of the cell went on after it and was ended", file=sys.stderr)
+                break
+    else:
+        sys.exit(status)
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    if status == "timeout":
-        os._exit(_TIMED_OUT)  # threads of the cell may go on for ever
-    sys.exit(0 if status == "ok" else 1)
+    ctypes.CDLL(None).exit(status)  # C's, with what libraries have registered
+    raise SystemExit(status)
 
 
 def _runs(shell: Any, source: str, count: int, first_line: int) -> bool:
@@ -330,8 +437,6 @@ def _runs(shell: Any, source: str, count: int, first_line: int) -> bool:
 @contextlib.contextmanager
 def _profiled() -> Iterator[None]:
     """``cudaProfilerStart`` and ``Stop`` around the cell; without a driver there is nothing to profile."""
-    import ctypes
-
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

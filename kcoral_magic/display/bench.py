@@ -15,6 +15,7 @@ from kcoral_magic.reports.statistics import Comparison, Summary, quantile
 if TYPE_CHECKING:
     import pandas
 
+_AGAINST = {"FASTER": "than", "SLOWER": "than", "SAME": "as", "UNSURE": "against"}
 _COLORS = {"FASTER": svg.GREEN, "SLOWER": svg.RED, "SAME": svg.BLUE, "UNSURE": svg.ORANGE, "SUSPECT": svg.RED}
 
 
@@ -73,7 +74,8 @@ class BenchReport(Twin):
             at = ", ".join(f"{name}={value}" for name, value in measured.at.items())
             parts = [at, _time(measured), *_rates(measured, bench)]
             if compared is not None:
-                parts.append(f"{compared.verdict} than {bench.baseline_name}, {_ratio(compared)}")
+                verdict = f"{compared.verdict} {_AGAINST[compared.verdict]}"
+                parts.append(f"{verdict} {bench.baseline_name}, {_ratio(compared)}")
             lines.append("  " + "  ".join(part for part in parts if part))
         lines += [f"  warning: {one.text}" for one in bench.warnings()]
         return "\n".join([*lines, *(f"  {text}" for text in bench.notes)])

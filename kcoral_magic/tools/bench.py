@@ -91,6 +91,8 @@ def start(
     if options.judge:
         return _judged(session, cell, options)
     sweep = dict(options.sweep)
+    if len(sweep) < len(options.sweep):
+        raise UsageError("--sweep names the same thing twice: one --sweep n=1,2 has all its values")
     points = 1
     for values in sweep.values():
         points *= len(values)

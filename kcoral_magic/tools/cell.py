@@ -22,6 +22,7 @@ from kcoral_magic.tools.base import OUTPUTS
 if TYPE_CHECKING:
     from kcoral_magic.client.sync import Execution, Session
 
+_MOST_NAMES = 10_000
 _REPLICA = "__import__('kcoral_gateway.worker.replica', fromlist=['copied'])"
 _ORDER, _DONE = "__kcoral_order", "__kcoral_done"
 _TEXT, _LONG = 4000, 1_000_000  # characters of an error's names, and of its texts
@@ -100,6 +101,7 @@ def run(
         "pickles": copied["pickles"],
         "buffers": list(copied["buffers"]),
         "setup": list(copied["setup"]),
+        "each": copied["each"],
         "files": copied["files"],
         "source": body.source,
         "count": body.count,
@@ -127,12 +129,17 @@ def checked(copied: Any) -> dict[str, Any]:
         "pickles": lambda one: isinstance(one, bytes | memoryview),
         "buffers": lambda one: isinstance(one, list) and all(isinstance(part, bytes | memoryview) for part in one),
         "setup": lambda one: isinstance(one, list) and all(map(_is_setup, one)),
+        "each": lambda one: isinstance(one, dict) and len(one) <= _MOST_NAMES and all(map(_is_name, one.values())),
         "files": lambda one: isinstance(one, bytes | memoryview),
         "problems": lambda one: isinstance(one, list) and all(isinstance(part, str) for part in one),
     }
     if not isinstance(copied, dict) or not all(name in copied and kind(copied[name]) for name, kind in kinds.items()):
         raise ValueRefused("the session did not say what the cell needs of it")
     return {**copied, "problems": list(said_by.texts(copied["problems"], _MOST_PROBLEMS, 500))}
+
+
+def _is_name(one: Any) -> bool:
+    return isinstance(one, dict) and isinstance(one.get("pickles"), bytes | memoryview)
 
 
 def _is_setup(cell: Any) -> bool:

@@ -435,3 +435,47 @@ def test_a_tool_says_what_it_takes_and_tab_offers_it(kernel: Kernel) -> None:
         "print(c.candidates('%%kcoral n'), c.candidates('%%kcoral ncu --ex'), c.candidates('%kcoral ncu v'))"
     )
     assert offered.text() == "['ncu'] ['--expect'] ['view']\n"
+
+
+def test_tensors_that_share_memory_share_it_in_the_copy_too(kernel: Kernel) -> None:
+    pytest.importorskip("torch")
+    kernel.run(
+        "%%kcoral\nimport torch\na = torch.arange(6.0)\nhead = a[:2]\nlayer = torch.nn.Linear(2, 1)\n"
+        "optimiser = torch.optim.SGD(layer.parameters(), 0.1)\nflat = a.view(2, 3).t()",
+        seconds=90,
+    )
+    body = (
+        "a[0] = 5\nprint(head[0].item(), flat[0, 0].item(), tuple(flat.shape))\n"
+        "print(optimiser.param_groups[0]['params'][0] is layer.weight)\nlaunch('k')"
+    )
+    cell = kernel.run(f"%%kcoral ncu\n{LAUNCH}{body}", seconds=60)
+    assert cell.text() == "5.0 5.0 (3, 2)\nTrue\n"
+
+
+def test_a_name_that_cannot_be_rebuilt_is_named_and_loses_no_other(kernel: Kernel) -> None:
+    kernel.run(
+        "%%kcoral\nimport os\nclass Picky:\n    def __setstate__(self, state):\n"
+        "        if os.environ.get('NCU_PROFILE'): raise ValueError('not under a profiler')\n"
+        "picky = Picky()\npicky.x = 1\nother = 7"
+    )
+    cell = kernel.run(f"%%kcoral ncu\n{LAUNCH}print(other)\nlaunch('k')\nif False: picky")
+    assert cell.text() == "7\n"
+    assert any("picky could not be rebuilt: ValueError: not under a profiler" in text for text in cell.shown())
+
+
+def test_a_thread_that_goes_on_does_not_keep_the_tool(kernel: Kernel) -> None:
+    body = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\nlaunch('k')"
+    cell = kernel.run(f"%%kcoral ncu\n{LAUNCH}{body}", seconds=30)
+    assert cell.of("execute_result")
+    assert "a thread of the cell went on after it and was ended" in cell.text("stderr")
+
+
+def test_the_workspace_goes_along_wherever_the_session_stands(kernel: Kernel) -> None:
+    kernel.run("%%kcoral\nimport os\nopen('data.txt', 'w').write('mine')\nos.chdir('/usr')")
+    cell = kernel.run(f"%%kcoral ncu\n{LAUNCH}print(open('data.txt').read())\nlaunch('k')")
+    assert cell.text() == "mine\n"
+
+
+def test_a_body_that_only_makes_a_generator_is_not_timed(kernel: Kernel) -> None:
+    assert "gives a generator, so nothing of it ran" in kernel.run("%%kcoral bench\n(k for k in range(9))").traceback
+    assert "names the same thing twice" in kernel.run("%%kcoral bench --sweep n=1 --sweep n=2\nn").text("stderr")
