@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from kcoral_magic.client.sync import Execution, Session
 
 _MOST_NAMES = 10_000
-_REPLICA = "__import__('kcoral_gateway.worker.replica', fromlist=['copied'])"
+_COPYING = "__import__('kcoral_gateway.worker.copying', fromlist=['copied'])"
+_REPLICA = "__import__('kcoral_gateway.worker.replica', fromlist=['run'])"
 _ORDER, _DONE = "__kcoral_order", "__kcoral_done"
 _TEXT, _LONG = 4000, 1_000_000  # characters of an error's names, and of its texts
 _MOST_PROBLEMS = 50
@@ -81,13 +82,13 @@ class Ran:
 def remember(session: Session, body: Body) -> Execution:
     """Mark a cell that has run as one that rebuilds state."""
     return session.execute(
-        f"{_REPLICA}.remember(__kcoral_setup, {body.count}, {body.first_line})", send={"__kcoral_setup": body.source}
+        f"{_COPYING}.remember(__kcoral_setup, {body.count}, {body.first_line})", send={"__kcoral_setup": body.source}
     )
 
 
 def copy(session: Session, body: Body, out: Outgoing | None, files: FileSet | None, **options: Any) -> Execution:
     """Ask the session what the cell needs of it; what the cell reads of the notebook goes there on the way."""
-    wants = [("copied", f"{_REPLICA}.copied({list(body.reads)!r})")]
+    wants = [("copied", f"{_COPYING}.copied({list(body.reads)!r})")]
     return session.execute("", out=out, files=files, wants=wants, **options)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kcoral_gateway.worker import replica
+from kcoral_gateway.worker import copying
 
 
 class Thing:
@@ -35,11 +35,11 @@ def test_names_are_reached_past_those_that_answer_nothing() -> None:
     thing = Thing()
     namespace = {"dead": weakref.proxy(thing), "mute": Mute, "n": 1}
     del thing
-    assert set(replica._reached(["dead", "mute", "n"], namespace)) == {"dead", "mute", "n"}
+    assert set(copying._reached(["dead", "mute", "n"], namespace)) == {"dead", "mute", "n"}
 
 
 def test_a_name_that_would_end_the_process_is_left_out_and_named() -> None:
-    made, problems = replica._pickled({"exits": Exits(), "n": 1})
+    made, problems = copying._pickled({"exits": Exits(), "n": 1})
     assert made["pickles"]
     (problem,) = problems
     assert problem.startswith("exits cannot be copied")
@@ -50,6 +50,6 @@ def test_a_file_that_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> Non
     (tmp_path / "mine").write_text("x")
     (tmp_path / "closed").write_text("x")
     (tmp_path / "closed").chmod(0)
-    data, left = replica._packed(tmp_path)
+    data, left = copying._packed(tmp_path)
     assert data
     assert left == ["closed is not copied: Permission denied"]
