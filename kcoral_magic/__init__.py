@@ -16,6 +16,7 @@ _PUBLIC = {
     "KCoralError": "kcoral_magic.errors",
     "Program": "kcoral_magic.client.program",
     "RemoteError": "kcoral_magic.errors",
+    "load_report": "kcoral_magic.tools.ncu_report",
 }
 __all__ = [
     "AsyncClient",
@@ -25,6 +26,7 @@ __all__ = [
     "RemoteError",
     "__version__",
     "load_ipython_extension",
+    "load_report",
     "unload_ipython_extension",
 ]
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from kcoral_magic.client.program import Program
     from kcoral_magic.client.sync import Client
     from kcoral_magic.errors import KCoralError, RemoteError
+    from kcoral_magic.tools.ncu_report import load_report
 
 
 def __getattr__(name: str) -> Any:

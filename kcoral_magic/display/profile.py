@@ -59,6 +59,7 @@ class Report(Twin):
         self.cost = cost
         self.launched = launched
         self.saved = saved
+        self.remarks: list[str] = []  # of this run, for people
         self.listings = dict(listings or {})
 
     # ── data ──
@@ -156,7 +157,7 @@ class Report(Twin):
         return f"<div>{''.join(parts)}</div>"
 
     def _head(self) -> str:
-        said = [self.cost, *self.profile.notes, f"saved as {self.saved}" if self.saved else ""]
+        said = [self.cost, *self.profile.notes, f"saved as {self.saved}" if self.saved else "", *self.remarks]
         return f"<div><b>{escape(self.title)}</b></div>{''.join(note(line) for line in said if line)}"
 
     def _table(self) -> str:
@@ -187,7 +188,7 @@ class Report(Twin):
 
     def __repr__(self) -> str:
         lines = [f"ncu: {self.title}", *([f"  {self.cost}"] if self.cost else [])]
-        lines += [f"  {note}" for note in self.profile.notes]
+        lines += [f"  {note}" for note in (*self.profile.notes, *self.remarks)]
         order = self.profile.heaviest()
         for kernel in order[:10]:
             light = dict(views.speed_of_light(kernel))

@@ -101,9 +101,9 @@ def offline(given: list[str]) -> Report | ProfileDiff | None:
     """
     match given:
         case ["view", path]:
-            return load(path)
+            return load_report(path)
         case ["diff", before, after]:
-            return load(after).diff(load(before))
+            return load_report(after).diff(load_report(before))
         case ["view" | "diff", *_]:
             raise UsageError("%kcoral ncu view FILE, or %kcoral ncu diff BEFORE AFTER")
     return None
@@ -136,8 +136,9 @@ def _against(made: Report, baseline: str) -> ProfileDiff | None:
     """The comparison with a baseline; the first report under its name becomes it."""
     place = _place(baseline)
     if place.is_file():
-        return made.diff(load(str(place)))
+        return made.diff(load_report(str(place)))
     kept.write(place, made.data)
+    made.remarks.append(f"kept as the baseline {baseline!r}, in {place}: the next run is compared with it")
     return None
 
 
@@ -207,7 +208,7 @@ def _failed(done: Done, log: ncu_log.Log) -> KCoralError:
     return ToolFailed(f"ncu captured nothing: {said}", "nothing")
 
 
-def load(path: str) -> Report:
+def load_report(path: str) -> Report:
     """A report that lies here: ``.ncu-rep``, or what ``ncu --csv`` printed.
 
     Raises:

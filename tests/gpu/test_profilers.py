@@ -94,7 +94,7 @@ def planted(nvcc: str, tmp_path: Path) -> Path:
 def test_ncu_captures_a_cuda_kernel_and_its_views_have_numbers(run: Run, planted: Path, tmp_path: Path) -> None:
     done = run("ncu", "--set", "full", "--save", "k.ncu-rep", "--", "./planted")
     assert done.returncode == 0, done.stderr
-    kernel = ncu_report.load(str(tmp_path / "k.ncu-rep"))["saxpy"].kernel
+    kernel = ncu_report.load_report(str(tmp_path / "k.ncu-rep"))["saxpy"].kernel
     assert kernel.grid == (4096, 1, 1)
     assert kernel.duration_ns
     assert len(views.speed_of_light(kernel)) >= 4

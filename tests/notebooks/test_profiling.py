@@ -102,6 +102,7 @@ def test_a_failed_expectation_fails_the_cell_with_the_report_in_it(kernel: Kerne
 def test_a_baseline_is_kept_once_and_compared_with_after(kernel: Kernel, folder: Path) -> None:
     first = kernel.run(f"%%kcoral ncu --baseline mine\n{LAUNCH}launch('k', 12_000.0)")
     assert not [c for c in first.of("display_data") if "ncu diff" in c["data"]["text/plain"]]
+    assert "kept as the baseline 'mine'" in first.shown()[-1]
     second = kernel.run(f"%%kcoral ncu --baseline mine\n{LAUNCH}launch('k', 9_000.0)")
     (diff,) = [c for c in second.of("display_data") if "ncu diff" in c["data"]["text/plain"]]
     assert "-25.0 % better" in diff["data"]["text/html"]
