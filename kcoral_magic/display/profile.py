@@ -132,6 +132,8 @@ class Report(Twin):
         named = f"{taken:,} kernel{'s' if taken != 1 else ''}"
         if self.launched is not None:
             named = f"{self.launched:,} launched, {taken:,} captured"
+        elif self.cost:  # captured now, with a filter
+            named = f"{taken:,} captured of those that match, the others launched uncounted"
         total = sum(kernel.duration_ns or 0.0 for kernel in self.profile)
         devices = dict.fromkeys(kernel.device for kernel in self.profile if kernel.device)
         shown = [device[:80] for device in list(devices)[:4]]
