@@ -275,6 +275,9 @@ class Host:
                 raise ProtocolError("Ready came twice")
             case m.Ended():
                 self._ended(body, now)
+            case m.Unheard():
+                if self._is_running and self._interrupted_s is not None:
+                    self._signal_worker(signal.SIGINT)
             case m.Display(mimes=mimes) | m.Result(mimes=mimes):
                 if len(buffers) != len(mimes) + 1:
                     raise ProtocolError(f"a bundle of {len(mimes)} types has {len(buffers)} buffers")

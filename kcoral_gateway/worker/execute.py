@@ -77,8 +77,9 @@ class Executor:
         error: BaseException | None = None
         interrupts = self._interrupts
         try:
-            interrupts.is_running = True
             try:
+                if interrupts.begin():
+                    self._output.send(m.Unheard())
                 manifest = t.read_manifest(buffers[1]) if len(buffers) > 1 else _EMPTY
                 if manifest is not _EMPTY:
                     self._bring_in(run.execution_id, manifest, buffers[2])

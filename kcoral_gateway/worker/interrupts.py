@@ -19,10 +19,19 @@ class Interrupts:
         self.is_running = False
         self._held = 0
         self._is_pending = False
+        self._is_unheard = False
+
+    def begin(self) -> bool:
+        """A body begins; whether an interrupt came since the last one ended. It may have been meant for this one: the
+        host signals what it has sent, and this worker may have read its message only now."""
+        self.is_running = True
+        was, self._is_unheard = self._is_unheard, False
+        return was
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Python calls it in the main thread."""
         if not self.is_running:
+            self._is_unheard = True
             return
         if self._held:
             self._is_pending = True

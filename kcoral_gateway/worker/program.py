@@ -86,8 +86,9 @@ class Programs:
         poison = "a program has run in it"
         interrupts = self._interrupts
         try:
-            interrupts.is_running = True
             try:
+                if interrupts.begin():
+                    self._output.send(m.Unheard())
                 execution = _Execution(order, p.parse(source), self._output, self._inbox, self._blobs)
                 if not execution.run():
                     status = "error"

@@ -546,6 +546,10 @@ class Drain(Wire, frozen=True):
     """The worker waits until its pipes have been read: read them now."""
 
 
+class Unheard(Wire, frozen=True):
+    """An interrupt came before the body had begun. It has now: if the interrupt was for this one, send it again."""
+
+
 class Shutdown(Wire, frozen=True):
     """End the worker and yourself."""
 
@@ -611,6 +615,7 @@ ToWorker = FilePart | Run | RunProgram | TurnGranted | Supplied | Spool | InputR
 FromWorker = (
     Ready
     | Drain
+    | Unheard
     | Display
     | Result
     | ClearOutput

@@ -100,6 +100,26 @@ def test_children_of_an_interrupted_cell_end_with_it(client: Client, gateway: Ga
     assert session.run("early.poll() is None").text == "True"
 
 
+def test_a_stop_that_comes_before_the_worker_has_begun_is_not_lost(client: Client, gateway: GatewayProcess) -> None:
+    session = client.session()
+    session.run("import time; _ = open('/proc/self/comm', 'w').write('stop-me')")
+    worker = next(p for p in gateway.workers() if p.name() == "stop-me")
+    worker.suspend()
+    execution = session.execute("print('on', flush=True)\ntime.sleep(60)")
+    execution.interrupt()
+    until(lambda: _is_pending(worker.pid, signal.SIGINT), 5, "the signal waits for the worker")
+    worker.resume()
+    with pytest.raises(KeyboardInterrupt):
+        execution.result()
+    assert session.run("1 + 1").text == "2"
+
+
+def _is_pending(pid: int, number: int) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
+
+
 def test_a_cell_stuck_in_native_code_names_its_line_and_the_second_press_kills_it(
     client: Client, gateway: GatewayProcess
 ) -> None:
