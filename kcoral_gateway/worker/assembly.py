@@ -42,7 +42,7 @@ def _one(folder: str, arch: str, options: Sequence[str]) -> dict[str, Any]:
         "usage": made.stdout + made.stderr,
         "ptx": _read(os.path.join(folder, "k.ptx")).decode("utf-8", "replace"),
         "cubin": _read(os.path.join(folder, "k.cubin")),
-        "sass": _sass(os.path.join(folder, "k.cubin")),
+        "sass": sass(os.path.join(folder, "k.cubin")),
     }
 
 
@@ -89,7 +89,7 @@ def triton(
                 "usage": _usage(folder, code.asm["ptx"], tools),
                 "ptx": code.asm["ptx"],
                 "cubin": code.asm["cubin"],
-                "sass": _sass(os.path.join(folder, "k.cubin"), tools),
+                "sass": sass(os.path.join(folder, "k.cubin"), tools),
             }
         return made
 
@@ -106,13 +106,20 @@ def _usage(folder: str, ptx: str, tools: str) -> str:
     return ""
 
 
-def _sass(cubin: str, tools: str = "") -> str:
+def sass(cubin: str, tools: str = "/usr/local/cuda/bin", limit_s: float | None = None) -> str:
+    """What nvdisasm prints of a file of machine code; nothing where it is not, or for code that it does not take.
+
+    Raises:
+        subprocess.TimeoutExpired: It takes longer than ``limit_s``.
+    """
     tool = shutil.which("nvdisasm") or shutil.which("nvdisasm", path=tools)
-    return _run([tool, "-c", "-g", cubin], ".").stdout if tool is not None else ""
+    return _run([tool, "-c", "-g", cubin], ".", limit_s).stdout if tool is not None else ""
 
 
-def _run(command: Sequence[str], folder: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
+def _run(command: Sequence[str], folder: str, limit_s: float | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, errors="replace", check=False, timeout=limit_s
+    )
 
 
 def _read(path: str) -> bytes:

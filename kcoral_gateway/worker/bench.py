@@ -25,7 +25,7 @@ _RESULT = "__kcoral_result"
 _ZERO = 0.1  # of the tolerance, for what is near 0 beside the largest value; an absolute bound takes all that is small
 
 
-class NotRight(Exception):
+class _NotRight(Exception):
     """The candidate computes something else than it should: it is not timed."""
 
 
@@ -49,8 +49,9 @@ def run(
         bytes_of, flops_of: Expressions for what a call moves and computes.
         seconds: For each body and point.
 
-    Raises:
-        NotRight: The check does not hold.
+    Returns:
+        ``points`` and ``machine``; or ``not_right``, why a result is not the one that was expected. Only said, for an
+        exception of that name could be the cell's own.
     """
     shell = get_ipython()  # type: ignore[name-defined]  # noqa: F821 - IPython's builtin
     namespace: dict[str, Any] = shell.user_ns
@@ -62,6 +63,8 @@ def run(
         for at in _points(sweep):
             namespace.update(at)
             points.append(_point(candidate, other, namespace, at, method, is_cold, check, bytes_of, flops_of, seconds))
+    except _NotRight as error:
+        return {"not_right": str(error)}
     finally:
         for name in sweep:
             namespace.pop(name, None)
@@ -126,7 +129,7 @@ def _point(
         firsts[name] = time.perf_counter() - start
         if inspect.isgenerator(results[name]) or inspect.iscoroutine(results[name]):
             kind = "generator" if inspect.isgenerator(results[name]) else "coroutine"
-            raise NotRight(f"the {name} gives a {kind}, so nothing of it ran: list(…) or asyncio.run(…) runs it")
+            raise _NotRight(f"the {name} gives a {kind}, so nothing of it ran: list(…) or asyncio.run(…) runs it")
     _check(check, namespace, results)
     made = {name: timers.make(method, body, is_cold=is_cold) for name, body in bodies.items()}
     readings = [machine.reading()]
@@ -185,13 +188,13 @@ def _check(check: str | None, namespace: dict[str, Any], results: Mapping[str, A
     result, expected = results["candidate"], results.get("baseline")
     if check == "same":
         if "baseline" not in results:
-            raise NotRight("--check same compares with the baseline: --baseline NAME says which")
+            raise _NotRight("--check same compares with the baseline: --baseline NAME says which")
         if not is_close(result, expected):
-            raise NotRight(f"the result is not the baseline's: {result!r:.200} instead of {expected!r:.200}")
+            raise _NotRight(f"the result is not the baseline's: {result!r:.200} instead of {expected!r:.200}")
         return
     held = eval(check, {**namespace, "result": result, "expected": expected})
     if not bool(held.all() if hasattr(held, "all") else held):
-        raise NotRight(f"--check {check} does not hold: the result is {result!r:.200}")
+        raise _NotRight(f"--check {check} does not hold: the result is {result!r:.200}")
 
 
 def is_close(one: Any, other: Any) -> bool:

@@ -20,7 +20,6 @@ from kcoral_gateway.worker.files import ROOT
 from kcoral_magic.values import pickled, tensors
 from kcoral_magic.values.buffers import Writer
 
-ORDER, ENDED = ".kcoral-order", ".kcoral-ended"  # files of ours in the fresh worker
 _MOST_FILES_BYTES = 256 * 1024 * 1024
 _MOST_TWICE_BYTES = 16 * 1024 * 1024  # of names that are sent by themselves as well
 _MOST_NAMES_BYTES = 4 * 1024 * 1024 * 1024
@@ -210,7 +209,9 @@ def _packed(root: Path) -> tuple[bytes, list[str]]:
     found, left, total = [], [], 0
     for path in root.rglob("*"):
         try:
-            if path.is_file() and not path.is_symlink() and path.name not in (ORDER, ENDED):
+            if path.is_symlink():
+                left.append(f"{path.relative_to(root)} is not copied: it is a symbolic link")
+            elif path.is_file():
                 found.append((path.stat().st_size, path))
         except OSError as error:  # it went away, or lies in a folder that is closed to us
             left.append(f"{path.relative_to(root)} is not copied: {error.strerror}")

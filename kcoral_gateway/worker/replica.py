@@ -16,6 +16,7 @@ import pickle
 import signal
 import sys
 import tarfile
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,11 +24,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kcoral_gateway.worker import cuda, tool
-from kcoral_gateway.worker.copying import ENDED, ORDER
 from kcoral_magic.protocol import bundle
 from kcoral_magic.protocol import messages as m
 from kcoral_magic.values import pickled
 
+_ORDER, _ENDED = "order.pickle", "ended.json"  # in a folder of ours: the workspace is the cell's
 _LINGER_S = 2.0  # for threads of the cell, before its process ends
 _TEXT = 500  # characters of one problem
 _TIMED_OUT = 124
@@ -60,10 +61,11 @@ def run(
     if files := order.pop("files", b""):
         with tarfile.open(fileobj=io.BytesIO(files)) as archive:
             archive.extractall(".", filter="data")
-    Path(ORDER).write_bytes(pickle.dumps({**order, "timeout_s": timeout_s}))
-    Path(ENDED).unlink(missing_ok=True)
+    ours = tempfile.TemporaryDirectory(prefix="kcoral-")
+    Path(ours.name, _ORDER).write_bytes(pickle.dumps({**order, "timeout_s": timeout_s}))
     library = str(Path(__file__).resolve().parents[2])
-    start = f"import sys; sys.path.append({library!r}); from kcoral_gateway.worker import replica; replica.main()"
+    start = f"import sys; sys.path.append({library!r}); from kcoral_gateway.worker import replica; "
+    start += f"replica.main({ours.name!r})"
     ended = tool.run(
         [*prefix, sys.executable, "-c", start],
         env={**env, "PYTHONUNBUFFERED": "1"},
@@ -75,11 +77,11 @@ def run(
     )
     tool.take_status()  # it is the tool's: whether the cell went well is said by itself
     try:
-        said = json.loads(Path(ENDED).read_text("utf-8"))
+        said = json.loads(Path(ours.name, _ENDED).read_text("utf-8"))
         status, error, problems = said["status"], said["error"], [*ended["problems"], *said["problems"]]
     except (OSError, ValueError, LookupError, TypeError):  # the cell's process went away, or wrote there itself
         status, error, problems = None, None, ended["problems"]
-    Path(ORDER).unlink(missing_ok=True)
+    ours.cleanup()
     return {**ended, "cell": status, "error": error, "problems": problems}
 
 
@@ -127,9 +129,13 @@ class _Clock:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def main() -> None:
-    """Rebuild the names, run the setup cells and the cell, and say how it ended."""
-    order: dict[str, Any] = pickle.loads(Path(ORDER).read_bytes())  # noqa: S301 - our own worker wrote it
+def main(folder: str) -> None:
+    """Rebuild the names, run the setup cells and the cell, and say how it ended.
+
+    Args:
+        folder: Absolute, for a cell may change its directory: the order lies there, and the answer goes there.
+    """
+    order: dict[str, Any] = pickle.loads(Path(folder, _ORDER).read_bytes())  # noqa: S301 - our own worker wrote it
     from traitlets.config import Config
 
     from kcoral_gateway.worker.shell import Shell
@@ -157,7 +163,8 @@ def main() -> None:
                 status = "ok" if _runs(shell, order["source"], order["count"], order["first_line"]) else "error"
     clock.stop()
     status = "timeout" if clock.is_over else status
-    Path(ENDED).write_text(json.dumps({"status": status, "error": output.error, "problems": problems}), "utf-8")
+    said = {"status": status, "error": output.error, "problems": problems}
+    Path(folder, _ENDED).write_text(json.dumps(said), "utf-8")
     _leave(_TIMED_OUT if status == "timeout" else 0 if status == "ok" else 1)
 
 

@@ -68,6 +68,11 @@ def run(
         start_new_session=True,
     )
     _status = _Waiting(child, timeout_s).wait()
+    if folder:
+        with contextlib.suppress(Exception, KeyboardInterrupt):  # a strange report is the client's to refuse
+            from kcoral_gateway.worker import listing  # most programs are no profilers
+
+            listing.write(folder)
     found, problems = _found(fetch)
     return {"status": _status, "files": found, "problems": problems}
 

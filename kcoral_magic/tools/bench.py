@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kcoral_magic.display.bench import BenchReport, JudgeReport
 from kcoral_magic.display.html import Table
 from kcoral_magic.display.quantities import time as spoken
-from kcoral_magic.errors import ExpectationFailed, NotFoundError, RemoteError, UsageError, ValueRefused
+from kcoral_magic.errors import ExpectationFailed, NotFoundError, UsageError, ValueRefused
 from kcoral_magic.reports import bench as reports
 from kcoral_magic.reports.bench import Bench, Machine, Measured, Reading
 from kcoral_magic.tools import arguments, kept
@@ -321,10 +321,7 @@ def ended(execution: Execution, cell: str, options: argparse.Namespace) -> Bench
         ExpectationFailed: The check did not hold: nothing was timed.
         Exception: What the cell raised.
     """
-    try:
-        said = execution.result().values.get("timed")
-    except RemoteError as error:
-        if error.ename == "NotRight":
-            raise ExpectationFailed(error.evalue) from None
-        raise
+    said = execution.result().values.get("timed")
+    if isinstance(said, dict) and "not_right" in said:
+        raise ExpectationFailed(str(said["not_right"]))
     return _verdict(said) if options.judge else read(said, options, cell, baseline_of(options))

@@ -16,6 +16,7 @@ from kcoral_magic.reports.ncu import Profile
 
 _MOST_CODES = 8  # modules of a report that are disassembled, a tenth of a second each
 _LIMIT_S = 20.0
+_MOST_TEXT = 16 * 1024 * 1024  # characters of a listing from the other machine
 _MOST_SOURCE_BYTES = 4 * 1024 * 1024
 
 
@@ -31,13 +32,19 @@ def program(name: str) -> str | None:
     return shutil.which(name, path="/usr/local/cuda/bin")
 
 
-def of(profile: Profile) -> Mapping[str, Mapping[int, Line]]:
-    """The instructions of the report's kernels by mangled name and offset; empty without nvdisasm."""
+def of(profile: Profile, text: str = "") -> Mapping[str, Mapping[int, Line]]:
+    """The instructions of the report's kernels by mangled name and offset.
+
+    Args:
+        text: What nvdisasm printed where the report was made. It is read if there is none here.
+    """
     cubins = dict.fromkeys(
         kernel.code.cubin for kernel in profile.heaviest() if kernel.code is not None and kernel.code.cubin
     )
     tool = program("nvdisasm") if cubins else None
     found: dict[str, Mapping[int, Line]] = {}
+    if tool is None and text:
+        found |= disassembly(text[:_MOST_TEXT])
     for cubin in list(cubins)[:_MOST_CODES] if tool is not None else ():
         found |= disassembly(disassembled(tool, cubin) if tool else "")
     sources = _Sources()

@@ -18,7 +18,7 @@ from kcoral_magic.tools.family import Shown
 from kcoral_magic.tools.job import TIMED_OUT, Done
 from kcoral_magic.tools.ncu import HINT, REPORT, beginning
 
-LOG = "ncu.log"
+LOG, LISTING = "ncu.log", "listing.sass"
 WHERE = "under"
 RUN = "ncu"
 USAGE = "%kcoral ncu [options] script.py ARGS, or ncu view FILE, or ncu diff BEFORE AFTER"
@@ -176,7 +176,7 @@ def report(done: Done, options: argparse.Namespace) -> Report:
     return Report(
         made,
         data or b"",
-        listings=listing.of(made),
+        listings=listing.of(made, (done.file(LISTING) or b"").decode("utf-8", "replace")),
         cost=_cost(made, log, options),
         launched=launched(len(made), options),
     )

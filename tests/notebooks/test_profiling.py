@@ -84,6 +84,13 @@ def test_setup_cells_run_before_it_unprofiled_and_nothing_else_runs_again(kernel
     assert any("lock cannot be copied" in text for text in cell.shown())
 
 
+def test_a_cell_may_change_its_directory_and_name_its_files_as_it_likes(kernel: Kernel) -> None:
+    kernel.run("%%kcoral --gpus 1\nimport os\nos.makedirs('.kcoral-order', exist_ok=True)")
+    cell = kernel.run(f"%%kcoral ncu\n{LAUNCH}import os\nlaunch('k')\nos.chdir('/tmp')\nprint('there')")
+    assert not cell.of("error")
+    assert cell.text() == "there\n"
+
+
 def test_an_error_of_the_cell_raises_after_the_report_was_shown(kernel: Kernel) -> None:
     cell = kernel.run(f"%%kcoral ncu\n{LAUNCH}launch('k')\n1 / 0")
     assert cell.ename == "ZeroDivisionError"
@@ -252,6 +259,12 @@ def test_a_wrong_result_is_not_timed(kernel: Kernel) -> None:
     cell = kernel.run("%%kcoral bench --check 'result == 1'\n2")
     assert cell.ename == "ExpectationFailed"
     assert "--check result == 1 does not hold: the result is 2" in cell.traceback
+
+
+def test_an_exception_named_as_one_of_ours_is_the_cell_s(kernel: Kernel) -> None:
+    cell = kernel.run("%%kcoral bench --method host\nclass NotRight(Exception): ...\nraise NotRight('mine')")
+    assert cell.ename == "RemoteError"
+    assert "NotRight: mine" in cell.traceback
 
 
 def test_a_baseline_takes_turns_with_the_candidate_and_gives_a_verdict(kernel: Kernel, folder: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from kcoral_gateway.worker import listing as there
 from kcoral_magic.display.profile import Report
+from kcoral_magic.errors import ReportInvalid
 from kcoral_magic.reports import ncu_rep
 from kcoral_magic.tools import listing
 from tests.standins.kernels import saxpy
@@ -50,6 +53,29 @@ def test_hot_spots_name_instruction_and_source_line(
     html = Report(profile, listings=listings).html()
     assert "saxpy.cu:" in html
     assert "if (i &lt; n) y[i] = a * x[i] + y[i];" in html
+
+
+def test_a_client_without_nvdisasm_reads_what_the_gateway_s_machine_printed(
+    cubin: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = saxpy()
+    launch.mangled = "_Z5saxpyifPKfPf"
+    (tmp_path / "report.ncu-rep").write_bytes(Writer().report([launch], cubin=cubin))
+    profile = ncu_rep.read((tmp_path / "report.ncu-rep").read_bytes())
+    here = listing.of(profile)
+    monkeypatch.setenv("PATH", str(Path(str(listing.program("nvdisasm"))).parent))
+    there.write(str(tmp_path))
+    monkeypatch.setattr(listing, "program", lambda name: None)
+    assert listing.of(profile) == {}
+    assert listing.of(profile, (tmp_path / there.FILE).read_text()) == here
+
+
+@pytest.mark.parametrize("data", [b"", b"NVR\0 and then nothing of a report"])
+def test_what_is_no_report_leaves_no_listing(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "report.ncu-rep").write_bytes(data)
+    with contextlib.suppress(ReportInvalid):
+        there.write(str(tmp_path))
+    assert not (tmp_path / there.FILE).exists()
 
 
 def test_a_link_named_as_the_source_is_not_followed(

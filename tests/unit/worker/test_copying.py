@@ -53,3 +53,11 @@ def test_a_file_that_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> Non
     data, left = copying._packed(tmp_path)
     assert data
     assert left == ["closed is not copied: Permission denied"]
+
+
+def test_a_symbolic_link_is_left_out_and_named(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("x")
+    (tmp_path / "link").symlink_to("mine")
+    data, left = copying._packed(tmp_path)
+    assert data
+    assert left == ["link is not copied: it is a symbolic link"]
