@@ -59,6 +59,7 @@ def run(source: str, judge: str, seconds: float) -> dict[str, Any]:
     for name in ("inputs", "reference"):
         if not callable(rules.get(name)):
             raise ValueError(f"a judge's file defines inputs(rng) and reference(*inputs); {name} is missing")
+    sys.path[:] = [place for place in sys.path if place]  # what we import from here on is not what a candidate wrote
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)  # the candidate has our user id: it may not look into our memory
     with _Candidate(source) as candidate, _Candidate(_IDLE) as idle:
         return _Trial(rules, candidate, idle, seconds).verdict()

@@ -89,7 +89,7 @@ def start(
     if options.name:
         _place(options.name)  # a wrong one is told before anything is timed
     if options.judge:
-        return _judged(session, cell, options)
+        return _judged(session, cell, options, files)
     sweep = dict(options.sweep)
     if len(sweep) < len(options.sweep):
         raise UsageError("--sweep names the same thing twice: one --sweep n=1,2 has all its values")
@@ -121,7 +121,7 @@ def start(
     )
 
 
-def _judged(session: Session, cell: str, options: argparse.Namespace) -> Execution:
+def _judged(session: Session, cell: str, options: argparse.Namespace, files: FileSet | None) -> Execution:
     """In a fresh worker on the session's GPUs: the candidate shares nothing with anybody."""
     try:
         rules = Path(options.judge).expanduser().read_text("utf-8")
@@ -132,6 +132,7 @@ def _judged(session: Session, cell: str, options: argparse.Namespace) -> Executi
         f"# bench --judge\n__kcoral_timed = __import__('kcoral_gateway.worker.judge', fromlist=['run']).{call}",
         send={"__kcoral_solution": cell, "__kcoral_rules": rules},
         wants=[("timed", "__kcoral_timed")],
+        files=files,
         is_fresh=True,
         timeout_s=options.timeout,
         queue_timeout_s=options.queue_timeout,

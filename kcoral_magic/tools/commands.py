@@ -140,7 +140,8 @@ def _source(client: Client, tool: Any, options: argparse.Namespace) -> int:
         execution = tool.start(client, source, options)
     else:
         session = client.session(options.session or "", gpus=options.gpus, python=options.python)
-        execution = tool.start(session, source, options)
+        files = None if options.no_sync else job.beside(f"{source}\n{tool.reads(options)}", path.parent)
+        execution = tool.start(session, source, options, files=files)
     _follow(execution, options.is_json)
     ended = tool.ended(execution, source, options)
     if isinstance(ended, family.Shown):

@@ -153,19 +153,31 @@ def _imported(command: Command, digests: Digests) -> tuple[dict[str, LocalFile],
     for there, tops in wanted.items():
         if not tops:
             continue
-        from kcoral_magic.client.sources import ELSEWHERE, Sources  # not without modules
+        from kcoral_magic.client.sources import ELSEWHERE  # not without modules
 
-        folder = Path(there).resolve()
-        sys.path.insert(0, str(folder))
-        try:
-            beside = Sources(folder, digests).of_modules(tops)
-        finally:
-            sys.path.remove(str(folder))
-        for path, file in beside.items():
+        for path, file in _of_modules(Path(there), tops, digests).items():
             if path.startswith(f"{ELSEWHERE}/"):
                 roots.add("/".join(path.split("/")[:2]))
             found[path if there == "." or path.startswith(f"{ELSEWHERE}/") else f"{there}/{path}"] = file
     return found, sorted(roots)
+
+
+def beside(source: str, folder: Path) -> FileSet | None:
+    """The modules of ``folder`` that Python code imports, for the root of a workspace."""
+    tops = _tops(source.encode())
+    found = _of_modules(folder, tops, Digests()) if tops else {}
+    return FileSet(found) if found else None
+
+
+def _of_modules(folder: Path, tops: set[str], digests: Digests) -> dict[str, LocalFile]:
+    from kcoral_magic.client.sources import Sources  # not without modules
+
+    folder = folder.resolve()
+    sys.path.insert(0, str(folder))
+    try:
+        return Sources(folder, digests).of_modules(tops)
+    finally:
+        sys.path.remove(str(folder))
 
 
 def _tops(source: bytes) -> set[str]:

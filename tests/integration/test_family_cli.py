@@ -103,6 +103,23 @@ def test_a_file_is_timed_and_kept_under_its_name(run: Run, tmp_path: Path) -> No
     assert "does not hold" in wrong.stderr
 
 
+def test_a_module_beside_the_file_goes_along_to_be_timed_and_judged(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "below"
+    folder.mkdir()
+    (folder / "helper.py").write_text("def double(x):\n    return x * 2\n")
+    (folder / "body.py").write_text("import helper\nhelper.double(3)")
+    (folder / "solution.py").write_text("import helper\ndef solution(x):\n    return helper.double(x)\n")
+    (tmp_path / "judge.py").write_text(
+        "def inputs(rng):\n    return (rng.randbytes(4096),)\n\ndef reference(x):\n    return x + x\n"
+    )
+    timed = run("bench", "--seconds", "0.2", "--check", "result == 6", "below/body.py")
+    assert timed.returncode == 0, timed.stderr
+    judged = json.loads(run("bench", "--json", "--judge", "judge.py", "below/solution.py").stdout)
+    assert judged["verdict"] in ("RIGHT", "SUSPECT"), judged["reasons"]
+    missing = run("bench", "--no-sync", "below/body.py")
+    assert "No module named 'helper'" in missing.stderr
+
+
 def test_words_that_make_no_command_say_what_was_expected(run: Run) -> None:
     assert "a program was expected" in run("ncu").stderr
     assert "--set: invalid choice" in run("ncu", "--set", "everything", "a.py").stderr
