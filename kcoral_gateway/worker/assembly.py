@@ -32,7 +32,7 @@ def cuda(source: str, archs: Sequence[str], options: Sequence[str] = ()) -> dict
 
 def _one(folder: str, arch: str, options: Sequence[str]) -> dict[str, Any]:
     number = arch.removeprefix("sm_")
-    common = ["nvcc", "-lineinfo", *options, FILE]
+    common = ["nvcc", "-lineinfo", *options, "-I", os.getcwd(), FILE]  # headers that came along lie in the workspace
     target = f"arch=compute_{number},code"
     made = _run([*common, "-cubin", "-gencode", f"{target}=sm_{number}", "-Xptxas", "-v", "-o", "k.cubin"], folder)
     if made.returncode:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
+import io
 import itertools
 import linecache
 import math
@@ -25,6 +27,17 @@ _RESULT = "__kcoral_result"
 _ZERO = 0.1  # of the tolerance, for what is near 0 beside the largest value; an absolute bound takes all that is small
 
 
+class _Dropped(io.TextIOBase):
+    """Standard output of the calls that are timed: the first, unmeasured one has shown what they print."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def write(self, text: str) -> int:
+        self.count += len(text)
+        return len(text)
+
+
 class _NotRight(Exception):
     """The candidate computes something else than it should: it is not timed."""
 
@@ -33,6 +46,7 @@ def run(
     source: str,
     *,
     baseline: str | None,
+    function: str | None,
     method: str,
     is_cold: bool,
     check: str | None,
@@ -44,7 +58,8 @@ def run(
     """Time ``source`` at every point of the sweep.
 
     Args:
-        baseline: Source of what it is compared with; or the name of a function of the session.
+        baseline: Source of what it is compared with.
+        function: The name of what it is compared with instead, if the session has such a function.
         check: An expression over ``result`` (and ``expected``, the baseline's) that must hold; ``same`` compares.
         bytes_of, flops_of: Expressions for what a call moves and computes.
         seconds: For each body and point.
@@ -56,7 +71,8 @@ def run(
     shell = get_ipython()  # type: ignore[name-defined]  # noqa: F821 - IPython's builtin
     namespace: dict[str, Any] = shell.user_ns
     candidate = _compiled(shell, source, "candidate")
-    other = _other(shell, namespace, baseline)
+    found = namespace.get(function) if function is not None else None
+    other = found if callable(found) else None if baseline is None else _compiled(shell, baseline, "baseline")
     points = []
     kept = {name: namespace[name] for name in sweep if name in namespace}
     try:
@@ -69,7 +85,12 @@ def run(
         for name in sweep:
             namespace.pop(name, None)
         namespace.update(kept)
-    return {"points": points, "machine": machine.described(), "cpu": platform.processor() or platform.machine()}
+    return {
+        "points": points,
+        "machine": machine.described(),
+        "cpu": platform.processor() or platform.machine(),
+        "is_function": callable(found),
+    }
 
 
 def _points(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -99,15 +120,6 @@ def _compiled(shell: Any, source: str, name: str) -> Callable[[], Any]:
     return body
 
 
-def _other(shell: Any, namespace: Mapping[str, Any], baseline: str | None) -> Callable[[], Any] | None:
-    if baseline is None:
-        return None
-    if baseline.isidentifier():  # a function of the session; else nothing was kept under that name yet
-        function = namespace.get(baseline)
-        return function if callable(function) else None
-    return _compiled(shell, baseline, "baseline")
-
-
 def _point(
     candidate: Callable[[], Any],
     other: Callable[[], Any] | None,
@@ -131,10 +143,13 @@ def _point(
             kind = "generator" if inspect.isgenerator(results[name]) else "coroutine"
             raise _NotRight(f"the {name} gives a {kind}, so nothing of it ran: list(…) or asyncio.run(…) runs it")
     _check(check, namespace, results)
-    made = {name: timers.make(method, body, is_cold=is_cold) for name, body in bodies.items()}
-    readings = [machine.reading()]
-    samples, is_known = _in_turn(made, seconds)
-    readings.append(machine.reading())
+    with contextlib.redirect_stdout(_Dropped()) as dropped:
+        made = {name: timers.make(method, body, is_cold=is_cold) for name, body in bodies.items()}
+        readings = [machine.reading()]
+        samples, is_known = _in_turn(made, seconds)
+        readings.append(machine.reading())
+    if dropped.count:
+        print(f"what the timed calls printed is dropped: {dropped.count:,} characters", file=sys.stderr)
     amounts = {
         "bytes": _amount(bytes_of, namespace),
         "flops": _amount(flops_of, namespace),

@@ -36,6 +36,8 @@ def page(kernel: Kernel, listing: Mapping[int, Line] | None = None) -> str:
         for chart in roofline.charts(kernel)
         if any(point.flop_per_s > 0 and point.intensity for point in chart.points)
     ]
+    if roofs and roofline.has_tensor_work(kernel) and not any("ensor" in one for one in roofs):
+        roofs.append(faint("Tensor cores worked: what they computed is not in this chart. --set full measures theirs."))
     waits = [row for row in views.stalls(kernel) if row[1] > 0]
     waiting = heading("Why warps waited", "cycles between two instructions") + charts.stalls(waits) if waits else ""
     flows = views.memory(kernel)

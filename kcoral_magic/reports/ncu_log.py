@@ -80,8 +80,9 @@ _FAILURES = (
         r"terminated before first instrumented API call",
         Failure(
             "no_cuda",
-            "the cell used no CUDA",
-            "it must launch a kernel in its own process: move tensors to 'cuda', and call what is compiled lazily",
+            "it used no CUDA",
+            "what was printed says why if it failed before; else it must launch a kernel in its own process: move "
+            "tensors to 'cuda', and call what is compiled lazily",
         ),
     ),
 )

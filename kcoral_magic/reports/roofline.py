@@ -117,3 +117,8 @@ def _of(kernel: Kernel, formula: Formula, *, is_whole: bool) -> float | None:
             return None
         product *= sum(parts)
     return product if abs(product) < _HIGHEST else None
+
+
+def has_tensor_work(kernel: Kernel) -> bool:
+    """Whether the report counts instructions or cycles of the tensor cores."""
+    return any("pipe_tensor" in name and (kernel.get(name) or 0) > 0 for name in kernel.metrics)

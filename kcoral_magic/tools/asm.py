@@ -6,8 +6,10 @@ import argparse
 import ast
 import re
 from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from kcoral_magic.client.files import Digests, FileSet, LocalFile, to_send
 from kcoral_magic.display.assembly import Assembly, Built
 from kcoral_magic.errors import ToolFailed, UsageError, ValueRefused
 from kcoral_magic.reports.hotspots import disassembly
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from kcoral_magic.client.sync import Client, Execution
 
 WHERE = "apart"
+_MOST_HEADERS = 500
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 USAGE = "%%kcoral asm [options] over a cell with a kernel"
 _ARCH = re.compile(r"(?:sm_)?(\d{2,3}[af]?)")
 _ASK = "__import__('kcoral_gateway.worker.assembly', fromlist=['cuda'])"
@@ -49,8 +53,8 @@ def _archs(text: str) -> list[str]:
     return list(dict.fromkeys(made))
 
 
-def start(client: Client, source: str, options: argparse.Namespace) -> Execution:
-    """Have it compiled, without a GPU, in a worker of its own.
+def start(client: Client, source: str, options: argparse.Namespace, folder: Path = Path()) -> Execution:
+    """Have it compiled, without a GPU, in a worker of its own, with the headers of ``folder`` that it includes.
 
     Raises:
         UsageError: It is no kernel, or a Triton kernel without a signature.
@@ -61,9 +65,31 @@ def start(client: Client, source: str, options: argparse.Namespace) -> Execution
         call = f"triton(__kcoral_source, {options.arch!r}, *{_triton(options)!r}, {options.warps!r})"
     else:
         raise UsageError("a kernel was expected: CUDA C++ with __global__, or Python with @triton.jit")
+    digests = Digests()
+    files = to_send(getattr(options, "send", ()), "", digests) | _headers(source, folder, digests)
     return client.session(gpus=0, python=options.python).execute(
-        "# asm\n", send={"__kcoral_source": source}, wants=[("built", f"{_ASK}.{call}")], is_alone=True
+        "# asm\n",
+        send={"__kcoral_source": source},
+        wants=[("built", f"{_ASK}.{call}")],
+        files=FileSet(files) if files else None,
+        is_alone=True,
     )
+
+
+def _headers(source: str, folder: Path, digests: Digests) -> dict[str, LocalFile]:
+    """The files below ``folder`` that the source includes in quotes, and those that they include."""
+    found: dict[str, LocalFile] = {}
+    waiting = [(source, PurePosixPath())]
+    while waiting and len(found) < _MOST_HEADERS:
+        text, place = waiting.pop()
+        for name in _INCLUDE.findall(text):
+            for path in (place / name, PurePosixPath(name)):  # beside the file that includes it, else beside the first
+                here = folder / path
+                if ".." in path.parts or path.is_absolute() or str(path) in found or not here.is_file():
+                    continue
+                found[str(path)] = digests.look(here)
+                waiting.append((here.read_text("utf-8", "replace"), path.parent))
+    return found
 
 
 def _triton(options: argparse.Namespace) -> tuple[dict[str, str], dict[str, Any]]:

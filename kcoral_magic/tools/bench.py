@@ -71,7 +71,11 @@ def _sweep(text: str) -> tuple[str, list[Any]]:
 def reads(options: argparse.Namespace) -> str:
     """Code beside the cell's whose names go along: of the expressions, and the baseline's."""
     source = baseline_of(options)[0]
-    return "\n".join(part for part in (source, options.check, options.bytes, options.flops) if part and part != "same")
+    return "\n".join(
+        part
+        for part in (source, _function(options), options.check, options.bytes, options.flops)
+        if part and part != "same"
+    )
 
 
 def start(
@@ -101,6 +105,7 @@ def start(
     order = {
         "source": cell,
         "baseline": baseline_of(options)[0],
+        "function": _function(options),
         "method": options.method or "auto",
         "is_cold": options.is_cold,
         "check": options.check,
@@ -155,14 +160,15 @@ def _verdict(said: Any) -> Shown:
 
 
 def baseline_of(options: argparse.Namespace) -> Former:
-    """What a candidate is run against: the source of NAME's first result, its machine and samples; or NAME itself."""
+    """What a candidate is run against: the source of NAME's first result, its machine and samples."""
+    lines = _lines(options.baseline) if options.baseline else []
+    return reports.recalled(lines[0]) if lines else (None, None, ())
+
+
+def _function(options: argparse.Namespace) -> str | None:
+    """What a candidate is run against before that: the session's function of this name, if it has one."""
     name = options.baseline
-    if not name:
-        return None, None, ()
-    lines = _lines(name)
-    if not lines:
-        return (name if name.isidentifier() else None), None, ()
-    return reports.recalled(lines[0])
+    return name if name and name.isidentifier() else None
 
 
 def read(said: Any, options: argparse.Namespace, source: str, former: Former) -> BenchReport:
@@ -181,8 +187,16 @@ def read(said: Any, options: argparse.Namespace, source: str, former: Former) ->
     if not candidate:
         raise ValueRefused("the worker measured nothing")
     is_interleaved = len(baseline) == len(candidate)
+    is_function = said.get("is_function") is True
+    notes: tuple[str, ...] = ()
+    if options.baseline and not is_interleaved and former[0] is None:
+        notes = (
+            f"nothing is kept as {options.baseline!r}, and the session has no such function: this result is kept, and "
+            "the next is compared with it",
+        )
     made = Bench(
-        name=options.name or options.baseline or "",
+        # A candidate under the name of the function that it was compared with would stand in its place.
+        name=options.name or ("" if is_function else options.baseline) or "",
         candidate=candidate,
         machine=machine,
         baseline=baseline if is_interleaved else former[2],
@@ -191,6 +205,7 @@ def read(said: Any, options: argparse.Namespace, source: str, former: Former) ->
         time_s=time.time(),
         source=source,
         made_on=None if is_interleaved else former[1],
+        notes=notes,
     )
     return BenchReport(_keep(made.name, made) if made.name else made)
 

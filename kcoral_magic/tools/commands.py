@@ -39,6 +39,7 @@ def main(name: str, words: list[str]) -> int:
     tool.add_options(parser)
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar=_METAVARS.get(name, "PROGRAM [ARGS]"))
     options = parser.parse_args(arguments.separated(parser, words))
+    options.own = {word for action in parser._actions for word in action.option_strings if word.startswith("--")}
     options.words = options.words[1:] if options.words[:1] == ["--"] else options.words
     if not options.words:
         parser.error(f"{_METAVARS.get(name, 'a program')} was expected, got nothing")
@@ -112,6 +113,13 @@ def _files(words: list[str]) -> list[str]:
 def _program(client: Client, tool: Any, options: argparse.Namespace) -> int:
     """A program under the tool; its output goes to stderr where stdout is JSON."""
     program = options.words
+    if late := sorted({word.partition("=")[0] for word in program[1:]} & options.own):
+        print(
+            f"kcoral-magic: {', '.join(late)} after the program goes to the program: ours stand before it",
+            file=sys.stderr,
+        )
+    if program[0].endswith(".py") and not (options.session or options.send or Path(program[0]).is_file()):
+        raise UsageError(f"there is no file {program[0]}")
     if program[0].endswith(".py"):
         program = ["python", *program]
     options.tool, options.words = tool.RUN, [*tool.words(options), *program]
@@ -137,7 +145,7 @@ def _source(client: Client, tool: Any, options: argparse.Namespace) -> int:
         raise UsageError(f"{path}: {error}") from None
     options.place = (1, 1)
     if tool.WHERE == "apart":
-        execution = tool.start(client, source, options)
+        execution = tool.start(client, source, options, path.parent)
     else:
         session = client.session(options.session or "", gpus=options.gpus, python=options.python)
         files = None if options.no_sync else job.beside(f"{source}\n{tool.reads(options)}", path.parent)

@@ -172,6 +172,9 @@ def report(done: Done, options: argparse.Namespace) -> Report:
         notes.append(f"{log.failure.what}: {log.failure.remedy}")
     if done.status == TIMED_OUT:
         notes.append("the time was over: this is what was captured until then")
+    for name in (options.metrics or "").split(","):
+        if name.strip() and not any(name.strip() in kernel.metrics for kernel in profile):
+            notes.append(f"{name.strip()} is in no kernel of the report: this GPU or this ncu has no such metric")
     made = Profile(profile.kernels, profile.origin, profile.source, tuple(notes))
     return Report(
         made,

@@ -56,6 +56,7 @@ def offline(given: list[str]) -> SanitizerReport | None:
     Raises:
         UsageError: There is no such file.
         ReportInvalid: It is none of compute-sanitizer's.
+        ToolFailed: It is of a run that checked nothing.
     """
     match given:
         case ["view", path]:
@@ -63,7 +64,10 @@ def offline(given: list[str]) -> SanitizerReport | None:
                 data = Path(path).expanduser().read_bytes()
             except OSError as error:
                 raise UsageError(f"{path}: {error.strerror or error}") from None
-            return SanitizerReport("compute-sanitizer", read(data, b""), _sources())
+            found = read(data, b"")
+            if _is_unchecked(found):
+                raise ToolFailed(f"nothing was checked: {found.notes[-1]}", "nothing")
+            return SanitizerReport("compute-sanitizer", found, _sources())
         case ["view", *_]:
             raise UsageError(USAGE)
     return None
@@ -103,12 +107,18 @@ def shown(done: Done, options: argparse.Namespace, ran: Ran | None) -> Shown:
         found = read(xml, text)
     except ReportInvalid as error:
         raise ToolFailed(f"compute-sanitizer checked nothing (exit status {done.status}): {error}", "nothing") from None
-    if any("terminated before first instrumented" in line for line in found.notes) and not found.findings:
+    if _is_unchecked(found):
         if ran is not None and ran.error is not None:
             raise ran.error  # it failed before a kernel ran, and says why
-        raise ToolFailed("the cell used no CUDA: it must launch a kernel in its own process", "no_cuda")
+        who = "the program" if ran is None else "the cell"
+        said = f"{who} used no CUDA (exit status {done.status}): it must launch a kernel in its own process"
+        raise ToolFailed(said, "no_cuda")
     made = SanitizerReport(options.checker, found, _sources())
     return Shown(made, FaultsFound(_said(made)) if found.errors else None)
+
+
+def _is_unchecked(found: Findings) -> bool:
+    return any("terminated before first instrumented" in line for line in found.notes) and not found.findings
 
 
 def _said(made: SanitizerReport) -> str:

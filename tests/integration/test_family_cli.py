@@ -120,6 +120,31 @@ def test_a_module_beside_the_file_goes_along_to_be_timed_and_judged(run: Run, tm
     assert "No module named 'helper'" in missing.stderr
 
 
+def test_headers_beside_a_kernel_go_along(run: Run, tmp_path: Path) -> None:
+    if shutil.which("nvcc") is None:
+        pytest.skip("nvcc is needed")
+    (tmp_path / "src" / "deep").mkdir(parents=True)
+    (tmp_path / "src" / "k.cu").write_text('#include "deep/a.h"\n__global__ void k(int *x) { x[0] = TWO; }\n')
+    (tmp_path / "src" / "deep" / "a.h").write_text('#include "b.h"\n')
+    (tmp_path / "src" / "deep" / "b.h").write_text("#define TWO 2\n")
+    made = run("asm", "src/k.cu")
+    assert made.returncode == 0, made.stderr
+
+
+def test_what_did_not_run_or_was_not_checked_says_so(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text("")
+    assert "there is no file nosuch.py" in run("ncu", "nosuch.py").stderr
+    assert "--expect after the program goes to the program" in run("ncu", "run.py", "--expect", "duration < 1us").stderr
+    (tmp_path / "log").write_text(
+        "========= COMPUTE-SANITIZER\n"
+        "========= Error: Target application terminated before first instrumented API call\n"
+    )
+    viewed = run("sanitize", "view", "log")
+    assert (viewed.returncode, "nothing was checked" in viewed.stderr) == (1, True)
+    (tmp_path / "bad.py").write_text("import nosuch_module")
+    assert "What was printed says why if it failed before" in run("ncu", "bad.py").stderr
+
+
 def test_words_that_make_no_command_say_what_was_expected(run: Run) -> None:
     assert "a program was expected" in run("ncu").stderr
     assert "--set: invalid choice" in run("ncu", "--set", "everything", "a.py").stderr

@@ -281,6 +281,22 @@ def test_a_baseline_takes_turns_with_the_candidate_and_gives_a_verdict(kernel: K
     assert len((folder / ".kcoral" / "bench" / "spin_test.jsonl").read_text().splitlines()) == 2
 
 
+def test_a_function_stays_the_baseline_and_a_name_that_is_none_is_told(kernel: Kernel, folder: Path) -> None:
+    kernel.run("%%kcoral\ndef slow():\n    return sum([n * n for n in range(3000)])")
+    for _ in range(2):
+        cell = kernel.run("%%kcoral bench --baseline slow --seconds 1\n0")
+        assert any("FASTER than slow" in text for text in cell.shown())
+    assert not (folder / ".kcoral/bench/slow.jsonl").exists()
+    cell = kernel.run("%%kcoral bench --baseline slaw --seconds 0.2\n0")
+    assert any("nothing is kept as 'slaw'" in text for text in cell.shown())
+
+
+def test_what_timed_calls_print_is_dropped_and_counted(kernel: Kernel) -> None:
+    cell = kernel.run("%%kcoral bench --seconds 0.2\nprint('once')")
+    assert cell.text() == "once\n"
+    assert any("what the timed calls printed is dropped" in text for text in cell.shown())
+
+
 def test_a_function_of_the_session_can_be_the_baseline(kernel: Kernel) -> None:
     kernel.run("%%kcoral\ndef reference():\n    return sum([n * n for n in range(2000)])")
     cell = kernel.run(
