@@ -33,14 +33,17 @@ class ProfileDiff(Twin):
 
     def __repr__(self) -> str:
         found = self.comparison
-        lines = [f"ncu diff: {len(found.pairs)} kernels in both", *(f"  {note}" for note in found.notes)]
+        lines = [f"ncu diff: {_counted(len(found.pairs))} in both", *(f"  {note}" for note in found.notes)]
         for pair in found.pairs[:_MOST_PAIRS]:
             lines.append(f"  {pair.after.name[:60]}")
+            changed = [change for change in pair.headlines if change.verdict != "same"]
             lines += [
                 f"    {change.metric:<64} {quantity(change.before, change.unit):>12} → "
                 f"{quantity(change.after, change.unit):>12}  {_ratio(change):>9}  {change.verdict}"
-                for change in pair.headlines
+                for change in changed
             ]
+            if same := len(pair.headlines) - len(changed):
+                lines.append(f"    {same} the same")
         for word, kernels in (("gone", found.gone), ("new", found.new)):
             if kernels:
                 lines.append(f"  {word}: {', '.join(kernel.name for kernel in kernels)[:200]}")
@@ -49,7 +52,7 @@ class ProfileDiff(Twin):
     def html(self) -> str:
         """The headlines of each kernel, and below them what else changed."""
         found = self.comparison
-        parts = [f"<div><b>{len(found.pairs)} kernels in both</b></div>"]
+        parts = [f"<div><b>{_counted(len(found.pairs))} in both</b></div>"]
         parts += [note(text) for text in found.notes]
         parts += [_pair(pair, place == 0) for place, pair in enumerate(found.pairs[:_MOST_PAIRS])]
         if len(found.pairs) > _MOST_PAIRS:
@@ -98,3 +101,7 @@ def _ratio(change: Change) -> str:
 def _colored(change: Change) -> str:
     color = _COLORS[change.verdict]
     return colored(f"{_ratio(change)} {change.verdict}" if color else _ratio(change), color)
+
+
+def _counted(kernels: int) -> str:
+    return f"{kernels or 'no'} kernel{'s' if kernels != 1 else ''}"

@@ -47,7 +47,7 @@ def page(kernel: Kernel, listing: Mapping[int, Line] | None = None) -> str:
             beside(speed + _occupancy(kernel), *roofs, waiting),
             heading("Memory") + charts.memory(flows) if flows is not None else "",
             heading("Advice") + "".join(advice(rule) for rule in kernel.advice) if kernel.advice else "",
-            _hot_spots(hot_spots(kernel, listing, 12)),
+            _hot_spots(hot_spots(kernel, listing, 12), has_code=kernel.code is not None),
             folded(faint("sections"), _sections(kernel)),
         )
     )
@@ -127,7 +127,7 @@ def plain(text: str) -> str:
     return _MARKUP.sub(lambda found: found[3] if found[1] == "section" else found[2], text)
 
 
-def _hot_spots(spots: tuple[HotSpot, ...]) -> str:
+def _hot_spots(spots: tuple[HotSpot, ...], *, has_code: bool) -> str:
     if not spots:
         return ""
     has_source = any(spot.line is not None and spot.line.file for spot in spots)
@@ -151,7 +151,7 @@ def _hot_spots(spots: tuple[HotSpot, ...]) -> str:
             place = escape(f"{line.file.rpartition('/')[2]}:{line.line}") if line and line.file else ""
             cells.append(f"{place} <code>{escape(line.source[:80])}</code>" if line and line.source else place)
         rows.append(cells)
-    said = "" if has_lines else "instructions are named where nvdisasm is: kcoral-magic[asm]"
+    said = "" if has_lines or not has_code else "instructions are named where nvdisasm is: kcoral-magic[asm]"
     return heading("Hot spots", said) + grid(heads, rows, right=(1, 2, 3))
 
 

@@ -131,7 +131,7 @@ def _judged(session: Session, cell: str, options: argparse.Namespace, files: Fil
     try:
         rules = Path(options.judge).expanduser().read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--judge {options.judge}: {error}") from None
+        raise UsageError(f"--judge {options.judge}: {getattr(error, 'strerror', None) or error}") from None
     call = f"run(__kcoral_solution, __kcoral_rules, {options.seconds!r})"
     return session.execute(
         f"# bench --judge\n__kcoral_timed = __import__('kcoral_gateway.worker.judge', fromlist=['run']).{call}",

@@ -31,6 +31,9 @@ def main(name: str, words: list[str]) -> int:
     parser.add_argument("--json", action="store_true", dest="is_json", help="the result as JSON")
     parser.add_argument("--html", metavar="FILE", help="and as a page")
     if words[:1] and words[0] in ("view", "diff", "log"):
+        if {"-h", "--help"} & set(words):
+            print(f"{_epilog(name)}; each with --json, and --html FILE")
+            return 0
         flags = [word for word in words if word == "--json"]
         options = parser.parse_args(flags + _page(words))
         return _told(lambda: _offline(tool, words, options), options)
@@ -40,6 +43,7 @@ def main(name: str, words: list[str]) -> int:
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar=_METAVARS.get(name, "PROGRAM [ARGS]"))
     options = parser.parse_args(arguments.separated(parser, words))
     options.own = {word for action in parser._actions for word in action.option_strings if word.startswith("--")}
+    options.family = name
     options.words = options.words[1:] if options.words[:1] == ["--"] else options.words
     if not options.words:
         parser.error(f"{_METAVARS.get(name, 'a program')} was expected, got nothing")
@@ -118,6 +122,10 @@ def _program(client: Client, tool: Any, options: argparse.Namespace) -> int:
             f"kcoral-magic: {', '.join(late)} after the program goes to the program: ours stand before it",
             file=sys.stderr,
         )
+    if program[0].endswith((".ncu-rep", ".csv", ".xml", ".log")):
+        raise UsageError(
+            f"{program[0]} is no program; a report is read by: kcoral-magic {options.family} view {program[0]}"
+        )
     if program[0].endswith(".py") and not (options.session or options.send or Path(program[0]).is_file()):
         raise UsageError(f"there is no file {program[0]}")
     if program[0].endswith(".py"):
@@ -142,7 +150,7 @@ def _source(client: Client, tool: Any, options: argparse.Namespace) -> int:
     try:
         source = sys.stdin.read() if options.words[0] == "-" else path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {error}") from None
+        raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     options.place = (1, 1)
     if tool.WHERE == "apart":
         execution = tool.start(client, source, options, path.parent)

@@ -139,6 +139,8 @@ def test_what_did_not_run_or_was_not_checked_says_so(run: Run, tmp_path: Path) -
         "========= COMPUTE-SANITIZER\n"
         "========= Error: Target application terminated before first instrumented API call\n"
     )
+    assert "is no program; a report is read by: kcoral-magic ncu view a.ncu-rep" in run("ncu", "a.ncu-rep").stderr
+    assert run("ncu", "view", "--help").stdout.startswith("kcoral-magic ncu view FILE")
     viewed = run("sanitize", "view", "log")
     assert (viewed.returncode, "nothing was checked" in viewed.stderr) == (1, True)
     (tmp_path / "bad.py").write_text("import nosuch_module")
