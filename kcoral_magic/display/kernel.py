@@ -37,7 +37,8 @@ def page(kernel: Kernel, listing: Mapping[int, Line] | None = None) -> str:
         if any(point.flop_per_s > 0 and point.intensity for point in chart.points)
     ]
     if roofs and roofline.has_tensor_work(kernel) and not any("ensor" in one for one in roofs):
-        roofs.append(faint("Tensor cores worked: what they computed is not in this chart. --set full measures theirs."))
+        said = "Tensor cores worked: what they computed is not in this chart. --set full measures theirs."
+        roofs[-1] += f"<div>{faint(said)}</div>"
     waits = [row for row in views.stalls(kernel) if row[1] > 0]
     waiting = heading("Why warps waited", "cycles between two instructions") + charts.stalls(waits) if waits else ""
     flows = views.memory(kernel)
@@ -89,7 +90,8 @@ def _occupancy(kernel: Kernel) -> str:
     if found.limits:
         limits = ", ".join(f"{name} {count(value)}" for name, value in found.limits)
         causes = escape(" and ".join(found.limiters))
-        body += f"<div>limited by <b>{causes}</b> {faint(f'blocks a multiprocessor: {limits}')}</div>"
+        body += f"<div>limited by <b>{causes}</b></div>"
+        body += f"<div>{faint(f'blocks that fit on a multiprocessor, by: {limits}')}</div>"
     drawn = "".join(charts.curve(*one) for one in views.curves(kernel))
     return heading("Occupancy") + body + folded(faint("what would change it"), drawn)
 

@@ -77,6 +77,12 @@ def test_real_reports_are_shown_whole_and_below_a_megabyte(name: str) -> None:
     assert bundle["text/plain"].count("\n") < 30
 
 
+def test_tensor_work_that_the_roofline_leaves_out_is_told() -> None:
+    told = "Tensor cores worked"
+    assert told in Report(ncu_rep.read(sample("indexspaces.ncu-rep")), b"").html()
+    assert told not in REPORT.html()
+
+
 def test_a_report_of_very_many_kernels_stays_within_its_sizes() -> None:
     report = Report(ncu_rep.read(Writer().report([saxpy(float(n + 1), name=f"kernel_{n}") for n in range(400)])))
     bundle = report._repr_mimebundle_()
