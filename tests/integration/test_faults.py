@@ -106,6 +106,7 @@ def test_a_stop_that_comes_before_the_worker_has_begun_is_not_lost(client: Clien
     worker = next(p for p in gateway.workers() if p.name() == "stop-me")
     worker.suspend()
     execution = session.execute("print('on', flush=True)\ntime.sleep(60)")
+    until(lambda: any(one.state == "running" for one in client.sessions()), 5, "the cell has been sent to the worker")
     execution.interrupt()
     until(lambda: _is_pending(worker.pid, signal.SIGINT), 5, "the signal waits for the worker")
     worker.resume()
