@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
-import io
 import itertools
 import linecache
 import math
 import platform
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kcoral_gateway.worker import machine, timers
@@ -27,15 +27,28 @@ _RESULT = "__kcoral_result"
 _ZERO = 0.1  # of the tolerance, for what is near 0 beside the largest value; an absolute bound takes all that is small
 
 
-class _Dropped(io.TextIOBase):
-    """Standard output of the calls that are timed: the first, unmeasured one has shown what they print."""
+class _Dropped:
+    """Standard output of the calls that are timed: the first, unmeasured one has shown what they print.
 
-    def __init__(self) -> None:
+    What other threads of the session print meanwhile goes its way.
+    """
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
         self.count = 0
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
     def write(self, text: str) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            return int(self._real.write(text))
         self.count += len(text)
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
 
 class _NotRight(Exception):
@@ -143,7 +156,7 @@ def _point(
             kind = "generator" if inspect.isgenerator(results[name]) else "coroutine"
             raise _NotRight(f"the {name} gives a {kind}, so nothing of it ran: list(…) or asyncio.run(…) runs it")
     _check(check, namespace, results)
-    with contextlib.redirect_stdout(_Dropped()) as dropped:
+    with contextlib.redirect_stdout(_Dropped(sys.stdout)) as dropped:
         made = {name: timers.make(method, body, is_cold=is_cold) for name, body in bodies.items()}
         readings = [machine.reading()]
         samples, is_known = _in_turn(made, seconds)

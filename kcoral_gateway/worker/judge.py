@@ -15,6 +15,7 @@ expected)``, ``bytes(*inputs)``, ``flops(*inputs)``, ``peak_byte_per_s``, ``peak
 from __future__ import annotations
 
 import ctypes
+import linecache
 import os
 import random
 import socket
@@ -55,11 +56,15 @@ def run(source: str, judge: str, seconds: float) -> dict[str, Any]:
         ``verdict`` (RIGHT, WRONG, SUSPECT, FAILED), ``reasons``, ``samples`` in seconds a call, ``reference_s``.
     """
     rules: dict[str, Any] = {"__name__": "judge"}
+    linecache.cache["<judge>"] = (len(judge), None, judge.splitlines(keepends=True), "<judge>")  # for tracebacks
     exec(compile(judge, "<judge>", "exec"), rules)  # the user's own code, in the judge's process
     for name in ("inputs", "reference"):
         if not callable(rules.get(name)):
             raise ValueError(f"a judge's file defines inputs(rng) and reference(*inputs); {name} is missing")
-    sys.path[:] = [place for place in sys.path if place]  # what we import from here on is not what a candidate wrote
+    workspace = os.path.realpath(".")  # what we import from here on is not what a candidate wrote
+    sys.path[:] = [
+        place for place in sys.path if place and os.path.commonpath((workspace, os.path.realpath(place))) != workspace
+    ]
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)  # the candidate has our user id: it may not look into our memory
     with _Candidate(source) as candidate, _Candidate(_IDLE) as idle:
         return _Trial(rules, candidate, idle, seconds).verdict()

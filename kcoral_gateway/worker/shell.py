@@ -26,6 +26,7 @@ from kcoral_magic.protocol import bundle
 from kcoral_magic.protocol import messages as m
 
 _HIDDEN = (os.path.dirname(IPython.__file__), os.path.dirname(os.path.dirname(__file__)))
+_TOOLS = tuple(os.path.join(os.path.dirname(__file__), f"{name}.py") for name in ("bench", "judge", "torch_profile"))
 _FRAMES_SHOWN = 24  # at each end; facts: IPython takes seconds to format a recursion error in full
 _NAME_BYTES = 500  # below the wire's limit for names
 _TEXT_BYTES = 256 * 1024  # of one error's text or traceback
@@ -123,9 +124,12 @@ class Shell(InteractiveShell):
         self, exc_tuple=None, filename=None, tb_offset=None, exception_only=False, running_compiled_code=False
     ) -> None:
         etype, value, tb = self._get_exc_info(exc_tuple)  # type: ignore[no-untyped-call]  # IPython
-        if value is not None and not issubclass(etype, SyntaxError):
+        is_of_tool = any(node.tb_frame.f_code.co_filename in _TOOLS for node in _nodes(tb))
+        if value is not None and (is_of_tool or not issubclass(etype, SyntaxError)):
             value.__traceback__ = tb = _user_frames(tb)
             tb_offset = 0
+            running_compiled_code = running_compiled_code and not is_of_tool
+            exception_only = exception_only or tb is None  # a tool said it, before or after anybody's code ran
         super().showtraceback((etype, value, tb), filename, tb_offset, exception_only, running_compiled_code)
 
     def show_usage_error(self, exc: BaseException) -> None:
@@ -159,14 +163,24 @@ def _clip(text: str) -> bytes:
     return data[:half] + f"\n… {len(data) - 2 * half} bytes left out …\n".encode() + data[-half:]
 
 
-def _user_frames(tb: types.TracebackType | None) -> types.TracebackType | None:
-    """The traceback without IPython's and our frames, and with the middle of a very deep one left out."""
+def _nodes(tb: types.TracebackType | None) -> list[types.TracebackType]:
     nodes: list[types.TracebackType] = []
     while tb is not None:
         nodes.append(tb)
         tb = tb.tb_next
-    shown = [node for node in nodes if not node.tb_frame.f_code.co_filename.startswith((*_HIDDEN, "<timed "))]
-    shown = shown or nodes[-1:]
+    return nodes
+
+
+def _user_frames(tb: types.TracebackType | None) -> types.TracebackType | None:
+    """The traceback without IPython's and our frames, and with the middle of a very deep one left out.
+
+    A tool of ours (``bench``) is called by a line of ours that stands where a cell would: neither is shown.
+    """
+    nodes = _nodes(tb)
+    tools = [place for place, node in enumerate(nodes) if node.tb_frame.f_code.co_filename in _TOOLS]
+    inside = nodes[tools[0] :] if tools else nodes
+    shown = [node for node in inside if not node.tb_frame.f_code.co_filename.startswith((*_HIDDEN, "<timed "))]
+    shown = shown or ([] if tools else nodes[-1:])
     if len(shown) > 2 * _FRAMES_SHOWN:
         shown = shown[:_FRAMES_SHOWN] + shown[-_FRAMES_SHOWN:]
     chain: types.TracebackType | None = None

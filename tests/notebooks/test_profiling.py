@@ -295,6 +295,7 @@ def test_what_timed_calls_print_is_dropped_and_counted(kernel: Kernel) -> None:
     cell = kernel.run("%%kcoral bench --seconds 0.2\nprint('once')")
     assert cell.text() == "once\n"
     assert any("what the timed calls printed is dropped" in text for text in cell.shown())
+    assert not kernel.run("%%kcoral bench --seconds 0.2\nimport sys\nsys.stdout.fileno()").of("error")
 
 
 def test_a_function_of_the_session_can_be_the_baseline(kernel: Kernel) -> None:
@@ -409,6 +410,32 @@ def test_a_judge_sees_through_a_solution(kernel: Kernel, folder: Path, cheat: st
     assert shown.startswith(f"judge: {verdict}")
     assert words in shown
     assert bool(cell.of("error")) == (verdict != "RIGHT")
+
+
+def test_a_solution_cannot_put_a_module_in_the_judge_s_way(kernel: Kernel, folder: Path) -> None:
+    lazy = "import colorsys\n    return np.sort(x) if hasattr(colorsys, 'rgb_to_hls') else x"
+    (folder / "rules.py").write_text(JUDGE.replace("return np.sort(x)", lazy))
+    solution = "open('colorsys.py', 'w').write('')\ndef solution(x): return x"
+    cell = kernel.run(f"%%kcoral bench --judge rules.py --seconds 1\n{solution}", seconds=90)
+    assert any(text.startswith("judge: WRONG") for text in cell.shown())
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        ("bench\nx = 1\nx / 0", "----> 2 x / 0"),
+        ("bench\nx = = 1", "x = = 1"),
+        ("bench --method event\n1", "needs a CUDA GPU and torch"),
+        ("bench --check nosuch\n1", "nosuch"),
+        ("bench --judge rules.py\ndef solution(x): return x", "rng.nosuch"),
+    ],
+)
+def test_a_mistake_is_shown_without_our_own_lines(kernel: Kernel, folder: Path, cell: str, words: str) -> None:
+    (folder / "rules.py").write_text("def inputs(rng):\n    return rng.nosuch\n\ndef reference(x):\n    return x\n")
+    shown = kernel.run(f"%%kcoral {cell}").traceback
+    assert words in shown
+    for ours in ("__kcoral", "__import__", "kcoral_gateway", "interactiveshell"):
+        assert ours not in shown
 
 
 def test_a_time_below_the_roofline_is_suspect(kernel: Kernel, folder: Path) -> None:
