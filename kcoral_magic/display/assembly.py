@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -13,7 +13,7 @@ from kcoral_magic.display.svg import RED
 from kcoral_magic.display.twin import Twin
 from kcoral_magic.reports.hotspots import Line
 from kcoral_magic.reports.occupancy import Fit, capability_of, fit
-from kcoral_magic.reports.ptxas import Usage
+from kcoral_magic.reports.ptxas import Usage, plain_names
 
 SCHEMA = "kcoral.asm/1"
 # Behind text of either theme: two neighbours differ, and none is so strong that code cannot be read on it.
@@ -42,6 +42,7 @@ class Assembly(Twin):
         self.source = source
         self.built = tuple(built)
         self.block = block
+        self.prints_code = False  # in the text, too
 
     def cubin(self, arch: str) -> bytes:
         """The machine code for one architecture.
@@ -79,14 +80,18 @@ class Assembly(Twin):
         for one in self.built:
             if one.error:
                 lines.append(f"  {one.arch}: {one.error.splitlines()[0][:160]}")
+            plain = plain_names(one.usages)
             for name, usage in one.usages.items():
                 found = self.fits(one.arch, usage)
                 occupancy = f", occupancy {found.percent:.0f} % by {' and '.join(found.limiters)}" if found else ""
                 spills = usage.spill_store_bytes + usage.spill_load_bytes
                 lines.append(
-                    f"  {one.arch} {name}: {usage.registers} registers, {usage.shared_bytes} B shared, "
+                    f"  {one.arch} {plain[name]}: {usage.registers} registers, {usage.shared_bytes} B shared, "
                     f"{spills} B spilled{occupancy}"
                 )
+                if self.prints_code:
+                    lines += _printed("PTX", ((line.line, line.text) for line in one.ptx.get(name, ())))
+                    lines += _printed("SASS", ((line.line, line.text) for line in _instructions(one, name)))
         return "\n".join(lines)
 
     def html(self) -> str:
@@ -104,13 +109,14 @@ class Assembly(Twin):
     def _table(self) -> str:
         rows = []
         for one in self.built:
+            plain = plain_names(one.usages)
             for name, usage in one.usages.items():
                 found = self.fits(one.arch, usage)
                 spills = usage.spill_store_bytes + usage.spill_load_bytes
                 rows.append(
                     [
                         escape(one.arch),
-                        f"<code>{escape(name[:80])}</code>",
+                        f"<code>{escape(plain[name][:80])}</code>",
                         f"{usage.registers}",
                         scaled(usage.shared_bytes, "B"),
                         scaled(usage.stack_bytes, "B"),
@@ -126,10 +132,9 @@ class Assembly(Twin):
     def _code(self, one: Built) -> str:
         parts = []
         names = list(one.usages) or list(one.ptx)
+        plain = plain_names(names)
         for name in names:
-            sass = [line for _, line in sorted(one.sass.get(name, {}).items())]
-            while sass and sass[-1].text.startswith(("NOP", "BRA `(.L_x")):
-                sass.pop()  # what fills the function up to its alignment
+            sass = _instructions(one, name)
             ptx = list(one.ptx.get(name, ()))
             used = {line.line for line in (*ptx, *sass) if line.line}
             tints = {number: _TINTS[place % len(_TINTS)] for place, number in enumerate(sorted(used))}
@@ -139,7 +144,7 @@ class Assembly(Twin):
                 _column("SASS", [(line.line, line.text) for line in sass], tints, hint=_NVDISASM),
             ]
             body = f'<div style="display:flex;gap:10px;align-items:flex-start;overflow-x:auto">{"".join(columns)}</div>'
-            parts.append(f"<div><code>{escape(name[:120])}</code></div>{body}" if len(names) > 1 else body)
+            parts.append(f"<div><code>{escape(plain[name][:120])}</code></div>{body}" if len(names) > 1 else body)
         return "".join(parts)
 
 
@@ -164,3 +169,15 @@ def _column(
         f'<div style="font-family:monospace;font-size:11px;line-height:1.35;overflow-x:auto">{"".join(rows)}</div>'
     )
     return f'<div style="min-width:250px;flex:1 1 0;overflow:hidden"><b>{title}</b>{count}{listing}</div>'
+
+
+def _instructions(one: Built, name: str) -> list[Line]:
+    sass = [line for _, line in sorted(one.sass.get(name, {}).items())]
+    while sass and sass[-1].text.startswith(("NOP", "BRA `(.L_x")):
+        sass.pop()  # what fills the function up to its alignment
+    return sass
+
+
+def _printed(title: str, lines: Iterable[tuple[int, str]]) -> list[str]:
+    """For a terminal: each line behind that of the source that it belongs to."""
+    return [f"    {title}", *(f"    {number or '':>5}  {text}" for number, text in lines)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kcoral_magic.display import svg
 from kcoral_magic.display.markup import beside, colored, faint, grid, note
-from kcoral_magic.display.quantities import quantity, scaled, time
+from kcoral_magic.display.quantities import quantity, ratio, scaled, time
 from kcoral_magic.display.twin import Twin
 from kcoral_magic.reports.bench import Bench, Measured
 from kcoral_magic.reports.statistics import Comparison, Summary, quantile
@@ -205,7 +205,7 @@ def _rates(measured: Measured, bench: Bench) -> list[str]:
 
 
 def _ratio(compared: Comparison) -> str:
-    return f"{compared.ratio:.3f} ({compared.low:.3f}–{compared.high:.3f})"
+    return f"{ratio(compared.ratio)} ({ratio(compared.low)}–{ratio(compared.high)})"
 
 
 def _where(bench: Bench) -> str:

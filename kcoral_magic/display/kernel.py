@@ -21,8 +21,8 @@ _LAUNCH = (
     ("launch__shared_mem_per_block_dynamic", "B", "dynamic shared"),
     ("gpc__cycles_elapsed.avg.per_second", "hz", "SM clock"),
 )
-_COLORS = {"error": "#d9534f", "warning": "#cc7722", "optimization": "#4a8fd8", "ok": "#3fa46e", "none": "#8c8c8c"}
-_WORDS = {"error": "error", "warning": "warning", "optimization": "optimize", "ok": "fine", "none": "note"}
+_COLORS = {"error": "#d9534f", "warning": "#cc7722", "optimization": "#4a8fd8", "ok": "#8c8c8c", "none": "#8c8c8c"}
+_WORDS = {"error": "error", "warning": "warning", "optimization": "optimize", "ok": "info", "none": "note"}
 
 
 def page(kernel: Kernel, listing: Mapping[int, Line] | None = None) -> str:
@@ -101,7 +101,7 @@ def advice(rule: Rule) -> str:
     gain = ""
     if rule.speedup is not None and rule.speedup[1] > 0:
         scope = "" if rule.speedup[0] == "global" else " of this part"
-        gain = " " + colored(f"up to {rule.speedup[1]:.1f} %{scope}", _COLORS["ok"])
+        gain = " " + colored(f"up to {rule.speedup[1]:.1f} %{scope}", svg.GREEN)
     mark = colored(_WORDS[rule.kind], _COLORS[rule.kind])
     head = f"{mark} <b>{escape(rule.title or rule.name)}</b>{gain}"
     first, stop, rest = rule.text.partition(". ")

@@ -66,3 +66,8 @@ def _digits(value: float) -> str:
         return f"{value:,.0f}"
     text = f"{value:.4g}"
     return text if "e" not in text else f"{value:.3f}"
+
+
+def ratio(value: float) -> str:
+    """One time by another: two digits at least, however small."""
+    return f"{value:.2g}" if 1e-4 <= value < 0.1 else f"{value:.3f}" if value < 100 else f"{value:,.0f}"

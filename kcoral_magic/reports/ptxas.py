@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from kcoral_magic.reports.hotspots import Line
@@ -89,3 +91,21 @@ def ptx_listing(text: str) -> dict[str, list[Line]]:
             continue
         current.append(Line(" ".join(line.split()), file, number))
     return made
+
+
+def plain_names(mangled: Iterable[str]) -> dict[str, str]:
+    """C++ functions as they are called in the source, ``_Z5saxpyifPKfPf`` as saxpy, where that tells them apart.
+
+    Names in namespaces, and those of overloads and of several instances of a template, stay as they are.
+    """
+    found = {name: _plain(name) for name in mangled}
+    counts = Counter(found.values())
+    return {name: plain if counts[plain] == 1 else name for name, plain in found.items()}
+
+
+def _plain(mangled: str) -> str:
+    head = re.match(r"_Z(\d{1,4})(?=[A-Za-z_])", mangled)
+    if head is None or len(mangled) < head.end() + int(head[1]):
+        return mangled
+    end = head.end() + int(head[1])
+    return mangled[head.end() : end] + ("<…>" if mangled[end : end + 1] == "I" else "")

@@ -38,6 +38,7 @@ def add_options(to: argparse.ArgumentParser) -> None:
     add("--nvcc", action="append", default=[], metavar="OPTION", help="more for nvcc, as in --nvcc=-O3; repeatable")
     add("--signature", metavar="'x:*fp32, n:i32'", help="a Triton kernel's arguments and their types")
     add("--const", action="append", default=[], metavar="NAME=VALUE", help="a Triton kernel's constexpr; repeatable")
+    add("--code", action="store_true", help="print PTX and SASS where there are no pages (a terminal)")
     add("--warps", type=int, default=4, metavar="N", help="of a Triton kernel (4)")
 
 
@@ -131,6 +132,7 @@ def ended(execution: Execution, source: str, options: argparse.Namespace) -> Ass
     if not isinstance(found, dict):
         raise ValueRefused("the worker did not say what it compiled")
     made = Assembly(source, [_built(arch, found.get(arch)) for arch in options.arch], options.block)
+    made.prints_code = options.code
     if all(one.error for one in made.built):
         raise ToolFailed(f"it does not compile:\n{made.built[0].error[:4000]}", "compiler")
     return made

@@ -127,8 +127,10 @@ def test_headers_beside_a_kernel_go_along(run: Run, tmp_path: Path) -> None:
     (tmp_path / "src" / "k.cu").write_text('#include "deep/a.h"\n__global__ void k(int *x) { x[0] = TWO; }\n')
     (tmp_path / "src" / "deep" / "a.h").write_text('#include "b.h"\n')
     (tmp_path / "src" / "deep" / "b.h").write_text("#define TWO 2\n")
-    made = run("asm", "src/k.cu")
+    made = run("asm", "--code", "src/k.cu")
     assert made.returncode == 0, made.stderr
+    assert "sm_90 k: " in made.stdout
+    assert "        2  st.global.u32" in made.stdout
 
 
 def test_what_did_not_run_or_was_not_checked_says_so(run: Run, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from kcoral_magic.reports import ncu_rep, views
 from kcoral_magic.reports.occupancy import capability_of, fit
-from kcoral_magic.reports.ptxas import Usage, ptx_listing, usages
+from kcoral_magic.reports.ptxas import Usage, plain_names, ptx_listing, usages
 from tests.unit.reports.samples import sample
 
 SAID = """ptxas info    : 0 bytes gmem
@@ -105,3 +105,15 @@ def test_a_triton_kernel_is_compiled_without_a_gpu() -> None:
         assert usages(made[arch]["usage"])["add"].registers > 0
         assert any("ld.global" in line.text for line in ptx_listing(made[arch]["ptx"])["add"])
         assert made[arch]["cubin"][:4] == b"\x7fELF"
+
+
+def test_kernels_have_their_names_of_the_source_where_that_tells_them_apart() -> None:
+    template = ["_Z2trILi16E6__halfEvPKT0_PS1_i", "_Z2trILi32E6__halfEvPKT0_PS1_i"]
+    assert plain_names(["_Z5saxpyifPKfPf", template[0], "k", "_ZN2ns1kEv", "_Z99short"]) == {
+        "_Z5saxpyifPKfPf": "saxpy",
+        template[0]: "tr<…>",
+        "k": "k",
+        "_ZN2ns1kEv": "_ZN2ns1kEv",
+        "_Z99short": "_Z99short",
+    }
+    assert plain_names(template) == {name: name for name in template}

@@ -46,7 +46,7 @@ class Answer:
 
 
 def _options(**given: Any) -> argparse.Namespace:
-    usual = {"judge": None, "name": None, "baseline": None, "save": None, "arch": ["sm_90"], "block": 256}
+    usual = {"judge": None, "name": None, "baseline": None, "save": None, "arch": ["sm_90"], "block": 256, "code": True}
     return argparse.Namespace(**{**usual, **given})
 
 
